@@ -1,0 +1,48 @@
+# Every target sets up what it needs in a virtual environment of its own (.venv).
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(firstword $(shell command -v python3.13 python3.12 python3.11 python3 2>/dev/null))
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+JOBS ?= 2
+
+.PHONY: help run test check format bench coverage-page clean
+
+help: ## Show this page
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(READY): requirements/base.txt requirements/dev.txt pyproject.toml
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Basalt needs Python 3.11 or later; '$(PYTHON)' is older. Set PYTHON=/path/to/python3.11"; exit 1; }
+	"$(PYTHON)" -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+run: $(READY) ## Start Basalt on embedded storage in ./data
+	$(BIN)/python -m basaltmq.demo --data-dir data
+
+test: $(READY) ## Run the checks and every test
+	@$(MAKE) --no-print-directory check
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+check: $(READY) ## Lint, types and import direction
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/style
+
+format: $(READY) ## Format the code
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+bench: $(READY) ## Measure: ratios within one run (BENCH=name for one)
+	$(BIN)/python -m bench $(BENCH)
+
+coverage-page: $(READY) ## Write docs/SPEC-COVERAGE.md from the marks in the tests
+	$(BIN)/python -m tests.coverage_page
+
+clean: ## Remove the environment and caches
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,3 @@
+"""Basalt: a message broker and message store for Python teams, on RocksDB."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,97 @@
+"""What a store is: an ordered key-value store with families, atomic batches, snapshots.
+
+Two implementations (`rocks`, `memory`), one conformance suite. Reads see every write that returned, durable or not;
+`sync` makes all of them durable. A scan and a snapshot see the moment they were made, whatever is written meanwhile.
+Safe to share between threads. After a failed write or sync the store is poisoned: every call raises until it is
+opened again, because what memory shows may not be what the disk has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+
+
+class Reader(Protocol):
+    """Reads of one moment."""
+
+    def get(self, family: Family, key: bytes) -> bytes | None: ...
+
+    def get_many(self, family: Family, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values in the order of the keys, None for a key that is missing."""
+        ...
+
+    def scan(
+        self, family: Family, start: bytes = b"", end: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Rows with start <= key < end in key order, or from the last to the first when `reverse`."""
+        ...
+
+
+class Snapshot(Reader, Protocol):
+    """Reads of the families it was made for, all of one moment. Close it: it holds memory and files."""
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Store(Reader, Protocol):
+    """The interface everything above stands on."""
+
+    def snapshot(self, *families: Family) -> Snapshot: ...
+
+    def write(self, batch: Batch, *, wal: bool = True, wait_ms: int | None = None) -> None:
+        """Apply a batch as one. Survives a process crash on return (with `wal`), a power loss after `sync`.
+
+        When the store is behind, waits up to `wait_ms` (None: the store's own limit), then raises StoreStalledError
+        and has applied nothing.
+        """
+        ...
+
+    def sync(self) -> None:
+        """Return when every write that returned before this call is durable."""
+        ...
+
+    def size_bytes(self) -> int:
+        """What all families hold, in memory tables and files."""
+        ...
+
+    def poison(self, error: BaseException) -> None:
+        """Refuse every further call, naming `error` as the cause."""
+        ...
+
+    def close(self) -> None:
+        """Flush, sync and close. Closing twice is fine."""
+        ...
+
+
+class ManagedStore(Store, Protocol):
+    """A store with the operator's tools (SPEC A10). An operation without a family covers all families."""
+
+    def set_options(self, options: Mapping[str, str], family: Family | None = None) -> None: ...
+
+    def flush(self, family: Family | None = None, *, wait: bool = True) -> None: ...
+
+    def compact(self, family: Family | None = None) -> None: ...
+
+    def properties(self, family: Family | None = None) -> dict[str, int]: ...
+
+    def statistics(self) -> dict[str, str]: ...
+
+    def checkpoint(self, target: Path) -> None:
+        """An openable copy of this moment at `target`, which must not exist."""
+        ...
+
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> list[str]:
+        """Read everything back; one line per fault, naming the file. `progress(done, total)` in bytes."""
+        ...

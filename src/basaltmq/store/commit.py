@@ -1,0 +1,282 @@
+"""Group commit: one write and one sync serve everyone who waits.
+
+    asyncio:  commit_async ─> gathered for the rest of the tick ─> one write ─┐
+    threads:  commit, submit ─────────────────────────────────────────────────┤ the gathering group
+    planes:   store.write, then durable() ────────────────────────────────────┘
+                                                                              │
+    sync thread: take the group, begin a new one, write what threads handed over as one batch, sync, tell every member
+
+There is no timer. While a sync runs the next group gathers; a lone commit is synced at once. A member joins its group
+before the group is taken, and the group is taken before its sync begins, so what it confirms was written before the
+sync. A failed sync fails exactly those who were waiting and poisons the store: whether their bytes reached the disk
+is not known, and only recovery can tell. Batches written together that the store refuses (too large, stalled) are
+written again one by one, so that only the culprit fails.
+
+Budget: one loop serves 64 committers at about 20 us of Python each, the write included. 64 threads cost about 40 us
+each, most of it the interpreter lock changing hands: that is CPython's limit, not the disk's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Final, Protocol, TypeVar
+
+from basaltmq.errors import BasaltError, StorageError, StoreClosedError, StorePoisonedError
+from basaltmq.store.api import Store
+from basaltmq.store.batch import Batch
+
+CLOSE_WAIT_S: Final = 60.0
+"""A sync that takes longer than this at close is a disk that has gone away."""
+
+
+class _Member(Protocol):
+    """Somebody who handed over a batch and waits for it to be durable."""
+
+    batch: Batch
+
+    def settle(self, error: BasaltError | None) -> None: ...
+
+
+class _Thread:
+    """A thread blocked on a lock of its own, the cheapest thing to wake it by."""
+
+    __slots__ = ("_done", "batch", "error")
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.error: BasaltError | None = None
+        self._done = threading.Lock()
+        self._done.acquire()
+
+    def settle(self, error: BasaltError | None) -> None:
+        self.error = error
+        self._done.release()
+
+    def wait(self) -> None:
+        self._done.acquire()
+        if self.error is not None:
+            raise self.error
+
+
+class _Promise:
+    """A future of a thread that goes on."""
+
+    __slots__ = ("batch", "future")
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.future: Future[None] = Future()
+        self.future.set_running_or_notify_cancel()
+
+    def settle(self, error: BasaltError | None) -> None:
+        if error is None:
+            self.future.set_result(None)
+        else:
+            self.future.set_exception(error)
+
+
+class _Awaiter:
+    """A coroutine's future; only its own loop's thread may touch it."""
+
+    __slots__ = ("batch", "future")
+
+    def __init__(self, batch: Batch, future: asyncio.Future[None]) -> None:
+        self.batch = batch
+        self.future = future
+
+    def settle(self, error: BasaltError | None) -> None:
+        _resolve(self.future, error)
+
+
+class _Group:
+    """Those who wait for one sync."""
+
+    __slots__ = ("futures", "members")
+
+    def __init__(self) -> None:
+        self.members: list[_Member] = []
+        self.futures: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.members or self.futures)
+
+
+class _Tick:
+    """What one event loop has gathered since its last turn."""
+
+    __slots__ = ("awaiters", "loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.awaiters: list[_Awaiter] = []
+
+
+class GroupCommit:
+    """Durable commits on a store, for threads and for asyncio."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._group = _Group()
+        self._lock = threading.Lock()
+        self._wake = threading.Semaphore(0)
+        self._idle = True
+        self._closing = False
+        self._local = threading.local()
+        self._thread = threading.Thread(target=self._run, name="basalt-sync", daemon=True)
+        self._thread.start()
+
+    def commit(self, batch: Batch) -> None:
+        """Write and return when durable. Blocks the calling thread."""
+        member = _Thread(batch)
+        self._join(member)
+        member.wait()
+
+    def submit(self, batch: Batch) -> Future[None]:
+        """Hand a batch over from any thread; the future resolves when it is written and durable."""
+        member = _Promise(batch)
+        self._join(member)
+        return member.future
+
+    def commit_async(self, batch: Batch) -> asyncio.Future[None]:
+        """Write at the end of this turn of the running loop; the future resolves when durable.
+
+        Does not wait for a stalled store: StoreStalledError tells the caller to hold its producers.
+        """
+        loop = asyncio.get_running_loop()
+        tick: _Tick | None = getattr(self._local, "tick", None)
+        if tick is None or tick.loop is not loop:
+            tick = self._local.tick = _Tick(loop)
+        if not tick.awaiters:
+            loop.call_soon(self._end_tick, tick)
+        future: asyncio.Future[None] = loop.create_future()
+        tick.awaiters.append(_Awaiter(batch, future))
+        return future
+
+    def durable(self) -> asyncio.Future[None]:
+        """A future that resolves when everything written to the store so far is durable."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._join_futures(loop, [future])
+        return future
+
+    def close(self) -> None:
+        """Sync what waits, then stop. The store stays open."""
+        with self._lock:
+            self._closing = True
+            self._wake_up()
+        self._thread.join(CLOSE_WAIT_S)
+        if self._thread.is_alive():
+            raise StorageError(f"the last sync has not returned within {CLOSE_WAIT_S:.0f} s; the disk does not answer")
+
+    def _end_tick(self, tick: _Tick) -> None:
+        awaiters, tick.awaiters = tick.awaiters, []
+        written = _write_together(self._store, awaiters, wait_ms=0)
+        if written:
+            try:
+                self._join_futures(tick.loop, [awaiter.future for awaiter in written])
+            except StoreClosedError as error:
+                for awaiter in written:
+                    awaiter.settle(error)
+
+    def _join(self, member: _Member) -> None:
+        with self._lock:
+            self._require_open()
+            self._group.members.append(member)
+            self._wake_up()
+
+    def _join_futures(self, loop: asyncio.AbstractEventLoop, futures: list[asyncio.Future[None]]) -> None:
+        with self._lock:
+            self._require_open()
+            self._group.futures.setdefault(loop, []).extend(futures)
+            self._wake_up()
+
+    def _require_open(self) -> None:
+        if self._closing:
+            raise StoreClosedError("the store is closing; the change is not confirmed")
+
+    def _wake_up(self) -> None:
+        if self._idle:
+            self._idle = False
+            self._wake.release()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                group, self._group = self._group, _Group()
+                if not group:
+                    if self._closing:
+                        return
+                    self._idle = True
+            if group:
+                self._serve(group)
+            else:
+                self._wake.acquire()
+
+    def _serve(self, group: _Group) -> None:
+        members = _write_together(self._store, group.members, wait_ms=None)
+        error: BasaltError | None = None
+        if members or group.futures:
+            try:
+                self._store.sync()
+            except BasaltError as failure:
+                error = failure
+            except Exception as failure:
+                self._store.poison(failure)
+                error = StorageError(f"the sync failed: {failure}")
+        for member in members:
+            member.settle(error)
+        for loop, futures in group.futures.items():
+            try:
+                loop.call_soon_threadsafe(_resolve_all, futures, error)
+            except RuntimeError:
+                # The loop is closed; nobody waits there any more.
+                continue
+
+
+_M = TypeVar("_M", bound=_Member)
+
+
+def _write_together(store: Store, members: Sequence[_M], wait_ms: int | None) -> Sequence[_M]:
+    """Write every member's batch, as one if the store takes it so; settle those it refuses, return the others."""
+    if not members:
+        return members
+    together = Batch()
+    for member in members:
+        together.extend(member.batch)
+    try:
+        store.write(together, wait_ms=wait_ms)
+    except StorePoisonedError as error:
+        _settle_all(members, error)
+        return []
+    except BasaltError as error:
+        if len(members) > 1:
+            return [member for each in members for member in _write_together(store, [each], wait_ms)]
+        _settle_all(members, error)
+        return []
+    except Exception as error:
+        store.poison(error)
+        _settle_all(members, StorageError(f"the write failed: {error}"))
+        return []
+    return members
+
+
+def _settle_all(members: Sequence[_Member], error: BasaltError) -> None:
+    for member in members:
+        member.settle(error)
+
+
+def _resolve_all(futures: list[asyncio.Future[None]], error: BasaltError | None) -> None:
+    for future in futures:
+        _resolve(future, error)
+
+
+def _resolve(future: asyncio.Future[None], error: BasaltError | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

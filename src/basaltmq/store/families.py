@@ -1,0 +1,82 @@
+"""The column families: the only place that names them.
+
+A family is an int (its place in this list) so that hot paths index a list instead of hashing a name. The number is
+never written to disk; the label is, and must not change. A family added here appears in older stores when they are
+next opened. A family found on disk but not here means the store is newer than this program.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How RocksDB keeps a family.
+
+    Blob files keep large values out of compaction; `deletes` turns on the collector that compacts files in which half
+    of a window of entries are tombstones, which is what a queue's head looks like.
+    """
+
+    write_buffer_bytes: int = 4 * MIB
+    compressed: bool = True
+    bloom: bool = True
+    blob_bytes_min: int | None = None
+    deletes: bool = False
+
+
+RECORDS = Profile()
+"""Small rows looked up by key: configuration, versions, offsets."""
+
+CHURN = Profile(write_buffer_bytes=16 * MIB, deletes=True, blob_bytes_min=16 * 1024)
+"""Rows that live for a short while: queue entries, leases, messages."""
+
+CONTENT = Profile(write_buffer_bytes=16 * MIB, deletes=True, blob_bytes_min=4 * 1024, bloom=False)
+"""Message bodies: blob files with garbage collection at 50 %."""
+
+INDEX = Profile(write_buffer_bytes=16 * MIB)
+"""Append-mostly derived rows, written without WAL."""
+
+
+class Family(enum.IntEnum):
+    """Every column family with its label on disk and its profile."""
+
+    label: str
+    profile: Profile
+
+    def __new__(cls, label: str, profile: Profile = RECORDS) -> Family:
+        number = len(cls.__members__)
+        member = int.__new__(cls, number)
+        member._value_ = number
+        member.label = label
+        member.profile = profile
+        return member
+
+    DEFAULT = ("default",)
+    VERSION = ("version",)
+
+    CONFIGURED_OBJECTS = ("configured_objects",)
+    CONFIGURED_OBJECT_HIERARCHY = ("configured_object_hierarchy",)
+    OBJECT_NAMES = ("object_names",)
+    PREFERENCES = ("preferences",)
+    AMQP_1_0_LINKS = ("amqp_1_0_links",)
+
+    MESSAGE_METADATA = ("message_metadata", CHURN)
+    MESSAGE_CONTENT = ("message_content", CONTENT)
+    QUEUE_ENTRIES = ("queue_entries", CHURN)
+    XIDS = ("xids",)
+    QUARANTINE = ("quarantine",)
+
+    MESSAGES = ("messages", CHURN)
+    LEASES = ("leases", CHURN)
+    LEASE_EXPIRY = ("lease_expiry", CHURN)
+    QUEUES = ("queues",)
+    STATE = ("state",)
+
+    CONSUMER_OFFSETS = ("consumer_offsets",)
+
+
+BY_LABEL: dict[str, Family] = {family.label: family for family in Family}

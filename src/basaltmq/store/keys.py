@@ -1,0 +1,292 @@
+"""Every key layout, as encode/decode pairs.
+
+Numbers are big-endian so that byte order is numeric order. Strings inside keys are UTF-8 behind a u16 length, so no
+value can collide with a separator and no prefix of one key set reaches into another:
+
+    lp(x)            | u16 length | bytes |
+    configured       | uuid text (36 bytes) |
+    hierarchy        | child uuid text | '|' | parent type |
+    object name      | parent uuid (16) | lp(type) | lp(name) |
+    preference       | uuid (16) |
+    link             | lp(remote container) | lp(link name) | role u8 |
+    metadata         | message id u64 |
+    content          | message id u64 | chunk u32 |
+    queue entry      | queue uuid (16) | message id u64 |
+    xid              | format i64, sign flipped | lp(global id) | lp(branch id) |
+    message          | lp(queue) | lp(fairness key) | enqueued ns u64 | id (16) |
+    lease            | lp(queue) | id (16) |
+    lease expiry     | expires ns u64 | lp(queue) | id (16) |
+    queue            | queue name |
+    state            | name |
+    consumer offset  | lp(group) | topic uuid (16) | partition u32 |
+
+Strings are compared by length first; only numbers and ids are promised to sort by value.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+from uuid import UUID
+
+from basaltmq.errors import CorruptionError, InvalidArgumentError
+
+STRING_BYTES_MAX: Final = 0xFFFF
+"""What a u16 length can say."""
+
+_U16: Final = Struct(">H")
+_U32: Final = Struct(">I")
+_U64: Final = Struct(">Q")
+_CONTENT: Final = Struct(">QI")
+_ENTRY: Final = Struct(">16sQ")
+_TIME_ID: Final = Struct(">Q16s")
+_ID_BYTES: Final = 16
+_SIGN: Final = 1 << 63
+_UUID_TEXT_BYTES: Final = 36
+
+
+def prefix_range(prefix: bytes) -> tuple[bytes, bytes | None]:
+    """The [start, end) that holds exactly the keys beginning with `prefix`; no end if there is no key above."""
+    stripped = prefix.rstrip(b"\xff")
+    if not stripped:
+        return prefix, None
+    return prefix, stripped[:-1] + bytes((stripped[-1] + 1,))
+
+
+def lp(value: str | bytes) -> bytes:
+    """Length-prefix a string for use inside a key."""
+    raw = value.encode() if isinstance(value, str) else value
+    size = len(raw)
+    if size > STRING_BYTES_MAX:
+        raise InvalidArgumentError(f"a name of {size} bytes is too long: at most {STRING_BYTES_MAX} bytes of UTF-8")
+    return _U16.pack(size) + raw
+
+
+def take_lp(key: bytes, at: int) -> tuple[bytes, int]:
+    """The length-prefixed bytes at `at`, and where the next part begins."""
+    begin = at + 2
+    if begin > len(key):
+        raise _malformed(key)
+    end = begin + int.from_bytes(key[at:begin], "big")
+    if end > len(key):
+        raise _malformed(key)
+    return key[begin:end], end
+
+
+def _take_text(key: bytes, at: int) -> tuple[str, int]:
+    raw, at = take_lp(key, at)
+    try:
+        return raw.decode(), at
+    except UnicodeDecodeError:
+        raise _malformed(key) from None
+
+
+def _malformed(key: bytes) -> CorruptionError:
+    shown = key[:48].hex() + ("..." if len(key) > 48 else "")
+    return CorruptionError(f"a key of {len(key)} bytes has no known layout: {shown}")
+
+
+def _exactly(key: bytes, size: int) -> None:
+    if len(key) != size:
+        raise _malformed(key)
+
+
+def configured_key(object_id: UUID) -> bytes:
+    return str(object_id).encode()
+
+
+def decode_configured_key(key: bytes) -> UUID:
+    try:
+        object_id = UUID(key.decode("ascii"))
+    except ValueError:
+        raise _malformed(key) from None
+    if configured_key(object_id) != key:
+        raise _malformed(key)
+    return object_id
+
+
+def hierarchy_key(child: UUID, parent_type: str) -> bytes:
+    return hierarchy_prefix(child) + parent_type.encode()
+
+
+def hierarchy_prefix(child: UUID) -> bytes:
+    return configured_key(child) + b"|"
+
+
+def decode_hierarchy_key(key: bytes) -> tuple[UUID, str]:
+    if key[_UUID_TEXT_BYTES : _UUID_TEXT_BYTES + 1] != b"|":
+        raise _malformed(key)
+    try:
+        parent_type = key[_UUID_TEXT_BYTES + 1 :].decode()
+    except UnicodeDecodeError:
+        raise _malformed(key) from None
+    return decode_configured_key(key[:_UUID_TEXT_BYTES]), parent_type
+
+
+def object_name_key(parent: UUID, kind: str, name: str) -> bytes:
+    return object_name_prefix(parent, kind) + lp(name)
+
+
+def object_name_prefix(parent: UUID, kind: str | None = None) -> bytes:
+    return parent.bytes if kind is None else parent.bytes + lp(kind)
+
+
+def decode_object_name_key(key: bytes) -> tuple[UUID, str, str]:
+    kind, at = _take_text(key, _ID_BYTES)
+    name, at = _take_text(key, at)
+    _exactly(key, at)
+    return UUID(bytes=key[:_ID_BYTES]), kind, name
+
+
+def preference_key(preference_id: UUID) -> bytes:
+    return preference_id.bytes
+
+
+def decode_preference_key(key: bytes) -> UUID:
+    _exactly(key, _ID_BYTES)
+    return UUID(bytes=key)
+
+
+def link_key(remote_container: str, link_name: str, role: int) -> bytes:
+    return lp(remote_container) + lp(link_name) + bytes((role,))
+
+
+def decode_link_key(key: bytes) -> tuple[str, str, int]:
+    container, at = _take_text(key, 0)
+    name, at = _take_text(key, at)
+    _exactly(key, at + 1)
+    return container, name, key[at]
+
+
+def metadata_key(message_id: int) -> bytes:
+    return _U64.pack(message_id)
+
+
+def decode_metadata_key(key: bytes) -> int:
+    _exactly(key, 8)
+    return int.from_bytes(key, "big")
+
+
+def content_key(message_id: int, chunk: int) -> bytes:
+    return _CONTENT.pack(message_id, chunk)
+
+
+def content_prefix(message_id: int) -> bytes:
+    return _U64.pack(message_id)
+
+
+def decode_content_key(key: bytes) -> tuple[int, int]:
+    _exactly(key, _CONTENT.size)
+    message_id, chunk = _CONTENT.unpack(key)
+    return message_id, chunk
+
+
+def queue_entry_key(queue_id: UUID, message_id: int) -> bytes:
+    return _ENTRY.pack(queue_id.bytes, message_id)
+
+
+def queue_entry_prefix(queue_id: UUID) -> bytes:
+    return queue_id.bytes
+
+
+def decode_queue_entry_key(key: bytes) -> tuple[UUID, int]:
+    _exactly(key, _ENTRY.size)
+    raw, message_id = _ENTRY.unpack(key)
+    return UUID(bytes=raw), message_id
+
+
+def xid_key(format_id: int, global_id: bytes, branch_id: bytes) -> bytes:
+    return _U64.pack(format_id + _SIGN) + lp(global_id) + lp(branch_id)
+
+
+def decode_xid_key(key: bytes) -> tuple[int, bytes, bytes]:
+    if len(key) < 8:
+        raise _malformed(key)
+    global_id, at = take_lp(key, 8)
+    branch_id, at = take_lp(key, at)
+    _exactly(key, at)
+    return int.from_bytes(key[:8], "big") - _SIGN, global_id, branch_id
+
+
+def message_key(queue: str, fairness_key: str, enqueued_ns: int, message_id: bytes) -> bytes:
+    return message_prefix(queue, fairness_key) + _TIME_ID.pack(enqueued_ns, message_id)
+
+
+def message_prefix(queue: str, fairness_key: str | None = None) -> bytes:
+    return lp(queue) if fairness_key is None else lp(queue) + lp(fairness_key)
+
+
+def decode_message_key(key: bytes) -> tuple[str, str, int, bytes]:
+    queue, at = _take_text(key, 0)
+    fairness_key, at = _take_text(key, at)
+    _exactly(key, at + _TIME_ID.size)
+    enqueued_ns, message_id = _TIME_ID.unpack_from(key, at)
+    return queue, fairness_key, enqueued_ns, message_id
+
+
+def lease_key(queue: str, message_id: bytes) -> bytes:
+    return lp(queue) + _sized_id(message_id)
+
+
+def decode_lease_key(key: bytes) -> tuple[str, bytes]:
+    queue, at = _take_text(key, 0)
+    _exactly(key, at + _ID_BYTES)
+    return queue, key[at:]
+
+
+def lease_expiry_key(expires_ns: int, queue: str, message_id: bytes) -> bytes:
+    return _U64.pack(expires_ns) + lp(queue) + _sized_id(message_id)
+
+
+def lease_expiry_bound(expires_ns: int) -> bytes:
+    """The end (exclusive) of all leases that expire before `expires_ns`."""
+    return _U64.pack(expires_ns)
+
+
+def decode_lease_expiry_key(key: bytes) -> tuple[int, str, bytes]:
+    queue, at = _take_text(key, 8)
+    _exactly(key, at + _ID_BYTES)
+    return int.from_bytes(key[:8], "big"), queue, key[at:]
+
+
+def queue_key(queue: str) -> bytes:
+    return _whole(queue)
+
+
+def decode_queue_key(key: bytes) -> str:
+    return _whole_text(key)
+
+
+def state_key(name: str) -> bytes:
+    return _whole(name)
+
+
+def decode_state_key(key: bytes) -> str:
+    return _whole_text(key)
+
+
+def consumer_offset_key(group: str, topic_id: UUID, partition: int) -> bytes:
+    return lp(group) + topic_id.bytes + _U32.pack(partition)
+
+
+def decode_consumer_offset_key(key: bytes) -> tuple[str, UUID, int]:
+    group, at = _take_text(key, 0)
+    _exactly(key, at + _ID_BYTES + 4)
+    return group, UUID(bytes=key[at : at + _ID_BYTES]), int.from_bytes(key[at + _ID_BYTES :], "big")
+
+
+def _sized_id(message_id: bytes) -> bytes:
+    assert len(message_id) == _ID_BYTES, f"a message id has 16 bytes, not {len(message_id)}"
+    return message_id
+
+
+def _whole(name: str) -> bytes:
+    """A key that is one string needs no length; it sorts as text and can be listed by prefix."""
+    return lp(name)[2:]
+
+
+def _whole_text(key: bytes) -> str:
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        raise _malformed(key) from None

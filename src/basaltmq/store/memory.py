@@ -1,0 +1,215 @@
+"""The store in memory: the same behaviour as RocksDB's, lost at close.
+
+Each family is a sorted dict. A scan or a snapshot shares it; the next write to a family that is being read copies it
+first, so readers see their moment and writers never wait. That copy is O(rows): this store is for tests, for the
+`memory` durability level and for small embedded use.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from sortedcontainers import SortedDict
+
+from basaltmq.errors import (
+    InvalidConfigError,
+    LimitExceededError,
+    StorageError,
+    StoreClosedError,
+    StorePoisonedError,
+    UnknownOptionError,
+)
+from basaltmq.store.batch import BATCH_BYTES_MAX, DELETE, PUT, Batch
+from basaltmq.store.families import Family
+
+
+class _Rows:
+    """One family's rows. Readers keep a reference to the object they began with."""
+
+    __slots__ = ("__weakref__", "data", "readers", "size_bytes")
+
+    def __init__(self, data: SortedDict[bytes, bytes] | None = None, size_bytes: int = 0) -> None:
+        self.data: SortedDict[bytes, bytes] = SortedDict() if data is None else data
+        self.size_bytes = size_bytes
+        self.readers: weakref.WeakSet[_Scan | MemorySnapshot] = weakref.WeakSet()
+
+    def put(self, key: bytes, value: bytes) -> None:
+        old = self.data.get(key)
+        self.size_bytes += len(value) - len(old) if old is not None else len(key) + len(value)
+        self.data[key] = value
+
+    def delete(self, key: bytes) -> None:
+        old = self.data.pop(key, None)
+        if old is not None:
+            self.size_bytes -= len(key) + len(old)
+
+    def delete_range(self, start: bytes, end: bytes) -> None:
+        for key in list(self.data.irange(start, end, inclusive=(True, False))):
+            self.delete(key)
+
+
+class _Scan:
+    """An iterator over a family as it was."""
+
+    def __init__(self, rows: _Rows, start: bytes, end: bytes | None, reverse: bool) -> None:
+        self._data = rows.data
+        self._keys = self._data.irange(start, end, inclusive=(True, False), reverse=reverse)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[bytes, bytes]:
+        key = next(self._keys)
+        return key, self._data[key]
+
+
+class MemoryStore:
+    """A `ManagedStore` without a disk."""
+
+    def __init__(self) -> None:
+        self._rows = [_Rows() for _ in Family]
+        self._lock = threading.Lock()
+        self._error: StorageError | None = None
+
+    def get(self, family: Family, key: bytes) -> bytes | None:
+        self._require_open()
+        value: bytes | None = self._rows[family].data.get(key)
+        return value
+
+    def get_many(self, family: Family, keys: Sequence[bytes]) -> list[bytes | None]:
+        self._require_open()
+        get = self._rows[family].data.get
+        return [get(key) for key in keys]
+
+    def scan(
+        self, family: Family, start: bytes = b"", end: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        self._require_open()
+        with self._lock:
+            rows = self._rows[family]
+            scan = _Scan(rows, start, end, reverse)
+            rows.readers.add(scan)
+        return scan
+
+    def snapshot(self, *families: Family) -> MemorySnapshot:
+        self._require_open()
+        with self._lock:
+            return MemorySnapshot({family: self._rows[family] for family in families})
+
+    def write(self, batch: Batch, *, wal: bool = True, wait_ms: int | None = None) -> None:
+        self._require_open()
+        size_bytes = batch.size_bytes()
+        if size_bytes > BATCH_BYTES_MAX:
+            raise LimitExceededError(f"a batch of {size_bytes} bytes is over the limit of {BATCH_BYTES_MAX}")
+        with self._lock:
+            for kind, family, key, value in batch.ops:
+                rows = self._rows[family]
+                if rows.readers:
+                    rows = self._rows[family] = _Rows(rows.data.copy(), rows.size_bytes)
+                if kind == PUT:
+                    rows.put(key, value)
+                elif kind == DELETE:
+                    rows.delete(key)
+                else:
+                    rows.delete_range(key, value)
+
+    def sync(self) -> None:
+        self._require_open()
+
+    def size_bytes(self) -> int:
+        self._require_open()
+        return sum(rows.size_bytes for rows in self._rows)
+
+    def poison(self, error: BaseException) -> None:
+        if self._error is None:
+            self._error = StorePoisonedError(f"the store stopped after an I/O error: {error}")
+
+    def close(self) -> None:
+        if not isinstance(self._error, StoreClosedError):
+            self._error = StoreClosedError("the store is closed")
+            self._rows = [_Rows() for _ in Family]
+
+    def set_options(self, options: Mapping[str, str], family: Family | None = None) -> None:
+        self._require_open()
+        for name in options:
+            raise UnknownOptionError(f"the memory store has no option {name!r}")
+
+    def flush(self, family: Family | None = None, *, wait: bool = True) -> None:
+        self._require_open()
+
+    def compact(self, family: Family | None = None) -> None:
+        self._require_open()
+
+    def properties(self, family: Family | None = None) -> dict[str, int]:
+        self._require_open()
+        chosen = self._rows if family is None else [self._rows[family]]
+        return {
+            "estimated-rows": sum(len(rows.data) for rows in chosen),
+            "memtable-bytes": sum(rows.size_bytes for rows in chosen),
+        }
+
+    def statistics(self) -> dict[str, str]:
+        self._require_open()
+        raise InvalidConfigError("the memory store keeps no statistics")
+
+    def checkpoint(self, target: Path) -> None:
+        raise StorageError("a store in memory has no files to take a checkpoint of; open one on disk")
+
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> list[str]:
+        self._require_open()
+        return []
+
+    def _require_open(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+class MemorySnapshot:
+    """The rows of some families at one moment."""
+
+    def __init__(self, rows: dict[Family, _Rows]) -> None:
+        self._rows = rows
+        for each in rows.values():
+            each.readers.add(self)
+
+    def get(self, family: Family, key: bytes) -> bytes | None:
+        value: bytes | None = self._of(family).data.get(key)
+        return value
+
+    def get_many(self, family: Family, keys: Sequence[bytes]) -> list[bytes | None]:
+        get = self._of(family).data.get
+        return [get(key) for key in keys]
+
+    def scan(
+        self, family: Family, start: bytes = b"", end: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        rows = self._of(family)
+        scan = _Scan(rows, start, end, reverse)
+        rows.readers.add(scan)
+        return scan
+
+    def close(self) -> None:
+        for rows in self._rows.values():
+            rows.readers.discard(self)
+        self._rows = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _of(self, family: Family) -> _Rows:
+        try:
+            return self._rows[family]
+        except KeyError:
+            if not self._rows:
+                raise StoreClosedError("the snapshot is closed") from None
+            raise StorageError(f"the snapshot was not made for family {family.label}") from None

@@ -1,0 +1,104 @@
+"""How a RocksDB store is opened: its settings, and the memory all stores of a process share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from rocksdict import (
+    BlockBasedOptions,
+    Cache,
+    DBCompressionType,
+    DBRecoveryMode,
+    Options,
+    WriteBufferManager,
+)
+
+from basaltmq.store.families import MIB, Family, Profile
+
+BLOOM_BITS_PER_KEY: Final = 10
+"""About 1 % false positives; more bits buy little."""
+
+DELETION_WINDOW: Final = 1024
+"""Entries looked at together by the collector that compacts files full of tombstones."""
+
+
+class SharedMemory:
+    """One block cache and one write-buffer budget for every store of a process, so that memory has one limit."""
+
+    def __init__(self, cache_bytes: int = 64 * MIB, write_buffer_bytes: int = 128 * MIB) -> None:
+        self.cache = Cache(cache_bytes)
+        self.write_buffers = WriteBufferManager(write_buffer_bytes, False)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """Settings of one store."""
+
+    memory: SharedMemory = field(default_factory=SharedMemory)
+    statistics: bool = False
+    """Keep RocksDB's counters; costs a few per cent."""
+    stall_wait_ms_max: int = 30_000
+    """How long a write waits for compaction before it gives up with StoreStalledError."""
+    open_files_max: int = 512
+    """File handles kept open; RocksDB opens and closes beyond it."""
+    wal_bytes_max: int = 128 * MIB
+    """Past this the oldest memory tables are flushed, so that a restart replays at most this much."""
+    background_jobs: int = 2
+
+
+def database_options(options: StoreOptions, *, log_directory: Path | None = None, strict_wal: bool = True) -> Options:
+    """Options of the database as a whole. `strict_wal` refuses any damage in the WAL instead of stopping at it."""
+    db = Options(raw_mode=True)
+    db.create_if_missing(True)
+    db.create_missing_column_families(True)
+    db.set_max_open_files(options.open_files_max)
+    db.set_max_total_wal_size(options.wal_bytes_max)
+    db.set_max_background_jobs(options.background_jobs)
+    db.set_write_buffer_manager(options.memory.write_buffers)
+    db.set_keep_log_file_num(4)
+    db.set_max_log_file_size(4 * MIB)
+    db.set_paranoid_checks(True)
+    # The statistics thread writes to the log every ten minutes; nobody reads it there.
+    db.set_stats_dump_period_sec(0)
+    if strict_wal:
+        db.set_wal_recovery_mode(DBRecoveryMode.absolute_consistency())
+    else:
+        db.set_wal_recovery_mode(DBRecoveryMode.point_in_time())
+    if options.statistics:
+        db.enable_statistics()
+    if log_directory is not None:
+        db.set_db_log_dir(str(log_directory))
+    return db
+
+
+def family_options(options: StoreOptions) -> dict[str, Options]:
+    """Options of every family but the default one, which RocksDB insists on and we leave empty."""
+    return {
+        family.label: _profile_options(family.profile, options) for family in Family if family is not Family.DEFAULT
+    }
+
+
+def _profile_options(profile: Profile, options: StoreOptions) -> Options:
+    table = BlockBasedOptions()
+    table.set_block_cache(options.memory.cache)
+    table.set_cache_index_and_filter_blocks(True)
+    table.set_pin_l0_filter_and_index_blocks_in_cache(True)
+    if profile.bloom:
+        table.set_bloom_filter(BLOOM_BITS_PER_KEY, False)
+    cf = Options(raw_mode=True)
+    cf.set_block_based_table_factory(table)
+    cf.set_write_buffer_size(profile.write_buffer_bytes)
+    cf.set_compression_type(DBCompressionType.lz4() if profile.compressed else DBCompressionType.none())
+    if profile.deletes:
+        cf.add_compact_on_deletion_collector_factory(DELETION_WINDOW, DELETION_WINDOW // 2, 0.5)
+    if profile.blob_bytes_min is not None:
+        cf.set_enable_blob_files(True)
+        cf.set_min_blob_size(profile.blob_bytes_min)
+        cf.set_blob_file_size(64 * MIB)
+        cf.set_enable_blob_gc(True)
+        # Any blob file may be rewritten, once half of the oldest ones is garbage.
+        cf.set_blob_gc_age_cutoff(1.0)
+        cf.set_blob_gc_force_threshold(0.5)
+    return cf

@@ -1,0 +1,56 @@
+"""The one table from RocksDB's texts to our errors.
+
+`rocksdict` raises plain `Exception` with RocksDB's status as text; its first words are the status code. The table is
+pinned by tests that provoke each case for real.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from rocksdict import DbClosedError
+
+from basaltmq.errors import (
+    BasaltError,
+    CorruptionError,
+    DiskFullError,
+    StorageError,
+    StoreClosedError,
+    StoreLockedError,
+    StoreReadOnlyError,
+    StoreStalledError,
+    UnknownFamilyError,
+    UnknownOptionError,
+)
+
+_FILE: Final = re.compile(r"[\w./-]*(?:\d+\.(?:sst|blob|log)|MANIFEST-\d+|OPTIONS-\d+|CURRENT)\b")
+
+
+def translate(error: Exception, path: Path) -> BasaltError:
+    """What an exception out of `rocksdict` means."""
+    if isinstance(error, BasaltError):
+        return error
+    if isinstance(error, DbClosedError):
+        return StoreClosedError(f"the store at {path} is closed")
+    text = str(error)
+    if "No space left" in text or "Disk quota exceeded" in text or "NoSpace" in text:
+        return DiskFullError(f"no space left for {path}; free some and open the store again ({text})")
+    if text.startswith("Corruption"):
+        named = _FILE.search(text)
+        where = named.group(0) if named else str(path)
+        return CorruptionError(f"{where} is damaged: {text}")
+    if text.startswith("Incomplete"):
+        return StoreStalledError(f"the store at {path} is behind with compaction; nothing was written, try again")
+    if "Column families not opened" in text:
+        names = text.rpartition(":")[2].strip()
+        return UnknownFamilyError(f"{path} holds families this Basalt does not know: {names}; use a newer Basalt")
+    if "Could not find option" in text or "not changeable" in text.lower():
+        name = text.rpartition(":")[2].strip()
+        return UnknownOptionError(f"{name!r} is not an option that can change on an open store")
+    if "lock hold" in text or "While lock file" in text:
+        return StoreLockedError(f"{path} is open elsewhere: {text}")
+    if "Read-only file system" in text or "Permission denied" in text:
+        return StoreReadOnlyError(f"{path} cannot be written: {text}")
+    return StorageError(f"{path}: {text}")
