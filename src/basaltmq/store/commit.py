@@ -2,7 +2,7 @@
 
     asyncio:  commit_async ─> gathered for the rest of the tick ─> one write ─┐
     threads:  commit, submit ─────────────────────────────────────────────────┤ the gathering group
-    planes:   store.write, then durable() ────────────────────────────────────┘
+    planes:   write to the store or a lane, then durable(), wait_durable() ───┘
                                                                               │
     sync thread: take the group, begin a new one, write what threads handed over as one batch, sync, tell every member
 
@@ -30,6 +30,14 @@ from basaltmq.store.batch import Batch
 
 CLOSE_WAIT_S: Final = 60.0
 """A sync that takes longer than this at close is a disk that has gone away."""
+
+
+class Syncable(Protocol):
+    """Something written to first and made durable later."""
+
+    def sync(self) -> None: ...
+
+    def poison(self, error: BaseException) -> None: ...
 
 
 class _Member(Protocol):
@@ -114,72 +122,40 @@ class _Tick:
         self.awaiters: list[_Awaiter] = []
 
 
-class GroupCommit:
-    """Durable commits on a store, for threads and for asyncio."""
+class GroupSync:
+    """Waits for durability on anything that can be synced: a store, a lane of the log."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, target: Syncable) -> None:
+        self._target = target
         self._group = _Group()
         self._lock = threading.Lock()
         self._wake = threading.Semaphore(0)
         self._idle = True
         self._closing = False
-        self._local = threading.local()
         self._thread = threading.Thread(target=self._run, name="basalt-sync", daemon=True)
         self._thread.start()
 
-    def commit(self, batch: Batch) -> None:
-        """Write and return when durable. Blocks the calling thread."""
-        member = _Thread(batch)
-        self._join(member)
-        member.wait()
-
-    def submit(self, batch: Batch) -> Future[None]:
-        """Hand a batch over from any thread; the future resolves when it is written and durable."""
-        member = _Promise(batch)
-        self._join(member)
-        return member.future
-
-    def commit_async(self, batch: Batch) -> asyncio.Future[None]:
-        """Write at the end of this turn of the running loop; the future resolves when durable.
-
-        Does not wait for a stalled store: StoreStalledError tells the caller to hold its producers.
-        """
-        loop = asyncio.get_running_loop()
-        tick: _Tick | None = getattr(self._local, "tick", None)
-        if tick is None or tick.loop is not loop:
-            tick = self._local.tick = _Tick(loop)
-        if not tick.awaiters:
-            loop.call_soon(self._end_tick, tick)
-        future: asyncio.Future[None] = loop.create_future()
-        tick.awaiters.append(_Awaiter(batch, future))
-        return future
-
     def durable(self) -> asyncio.Future[None]:
-        """A future that resolves when everything written to the store so far is durable."""
+        """A future of the running loop that resolves when everything written so far is durable."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         self._join_futures(loop, [future])
         return future
 
+    def wait_durable(self) -> None:
+        """Return when everything written so far is durable. Blocks the calling thread."""
+        member = _Thread(Batch())
+        self._join(member)
+        member.wait()
+
     def close(self) -> None:
-        """Sync what waits, then stop. The store stays open."""
+        """Sync what waits, then stop. The target stays open."""
         with self._lock:
             self._closing = True
             self._wake_up()
         self._thread.join(CLOSE_WAIT_S)
         if self._thread.is_alive():
             raise StorageError(f"the last sync has not returned within {CLOSE_WAIT_S:.0f} s; the disk does not answer")
-
-    def _end_tick(self, tick: _Tick) -> None:
-        awaiters, tick.awaiters = tick.awaiters, []
-        written = _write_together(self._store, awaiters, wait_ms=0)
-        if written:
-            try:
-                self._join_futures(tick.loop, [awaiter.future for awaiter in written])
-            except StoreClosedError as error:
-                for awaiter in written:
-                    awaiter.settle(error)
 
     def _join(self, member: _Member) -> None:
         with self._lock:
@@ -215,16 +191,20 @@ class GroupCommit:
             else:
                 self._wake.acquire()
 
+    def _write(self, members: Sequence[_Member]) -> Sequence[_Member]:
+        """Write what members handed over; return those whose fate hangs on the sync."""
+        return members
+
     def _serve(self, group: _Group) -> None:
-        members = _write_together(self._store, group.members, wait_ms=None)
+        members = self._write(group.members)
         error: BasaltError | None = None
         if members or group.futures:
             try:
-                self._store.sync()
+                self._target.sync()
             except BasaltError as failure:
                 error = failure
             except Exception as failure:
-                self._store.poison(failure)
+                self._target.poison(failure)
                 error = StorageError(f"the sync failed: {failure}")
         for member in members:
             member.settle(error)
@@ -234,6 +214,55 @@ class GroupCommit:
             except RuntimeError:
                 # The loop is closed; nobody waits there any more.
                 continue
+
+
+class GroupCommit(GroupSync):
+    """Durable commits on a store, for threads and for asyncio."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._local = threading.local()
+        super().__init__(store)
+
+    def commit(self, batch: Batch) -> None:
+        """Write and return when durable. Blocks the calling thread."""
+        member = _Thread(batch)
+        self._join(member)
+        member.wait()
+
+    def submit(self, batch: Batch) -> Future[None]:
+        """Hand a batch over from any thread; the future resolves when it is written and durable."""
+        member = _Promise(batch)
+        self._join(member)
+        return member.future
+
+    def commit_async(self, batch: Batch) -> asyncio.Future[None]:
+        """Write at the end of this turn of the running loop; the future resolves when durable.
+
+        Does not wait for a stalled store: StoreStalledError tells the caller to hold its producers.
+        """
+        loop = asyncio.get_running_loop()
+        tick: _Tick | None = getattr(self._local, "tick", None)
+        if tick is None or tick.loop is not loop:
+            tick = self._local.tick = _Tick(loop)
+        if not tick.awaiters:
+            loop.call_soon(self._end_tick, tick)
+        future: asyncio.Future[None] = loop.create_future()
+        tick.awaiters.append(_Awaiter(batch, future))
+        return future
+
+    def _end_tick(self, tick: _Tick) -> None:
+        awaiters, tick.awaiters = tick.awaiters, []
+        written = _write_together(self._store, awaiters, wait_ms=0)
+        if written:
+            try:
+                self._join_futures(tick.loop, [awaiter.future for awaiter in written])
+            except StoreClosedError as error:
+                for awaiter in written:
+                    awaiter.settle(error)
+
+    def _write(self, members: Sequence[_Member]) -> Sequence[_Member]:
+        return _write_together(self._store, members, wait_ms=None)
 
 
 _M = TypeVar("_M", bound=_Member)
