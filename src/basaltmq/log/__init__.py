@@ -1,0 +1,1 @@
+"""Commit-log lanes: columnar batches in frames, frames in segment files."""

@@ -1,0 +1,139 @@
+"""A record: what a producer appends to a shard and a consumer reads back.
+
+`Record` is what goes in, `StoredRecord` what comes out: the same with its offset. Both are immutable. This module
+also holds the limits of one record and the check that enforces them; how records lie in bytes is `columnar`'s.
+
+`timestamp_ms` is the producer's time; `UNSTAMPED` asks the engine for its clock's. `expire_at_ms` 0 means never.
+Keys and tags are any bytes, empty included: a key of b"" is a key, None is none.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+from basaltmq.errors import InvalidArgumentError, LimitExceededError
+
+RECORD_BYTES_MAX: Final = 16 << 20
+"""Value, key, headers and tags of one record together, unless configured otherwise: a large message, not a file."""
+
+RECORD_BYTES_LIMIT: Final = 1 << 30
+"""The most RECORD_BYTES_MAX can be configured to: column offsets are int32 and a batch must hold one such record."""
+
+HEADERS_MAX: Final = 1024
+"""More headers than any protocol we speak sends by default."""
+
+HEADER_NAME_BYTES_MAX: Final = 0xFFFF
+"""What the length fields of the wire protocols can say."""
+
+TAGS_MAX: Final = 256
+"""Each tag is an index row; this bounds the rows one record can cost."""
+
+TAG_BYTES_MAX: Final = 4096
+"""A tag is a label to find records by, not content."""
+
+UNSTAMPED: Final = -1
+"""The producer gave no time; the engine puts its own."""
+
+NEVER: Final = 0
+"""An `expire_at_ms` that does not come."""
+
+TIMESTAMP_MS_MAX: Final = (1 << 63) - 1
+
+Headers = tuple[tuple[str, bytes], ...]
+
+
+class Record(Struct, frozen=True, gc=False):
+    """One record as a producer hands it over."""
+
+    value: bytes
+    key: bytes | None = None
+    headers: Headers = ()
+    tags: tuple[bytes, ...] = ()
+    timestamp_ms: int = UNSTAMPED
+    expire_at_ms: int = NEVER
+
+
+class StoredRecord(Record, frozen=True, gc=False, kw_only=True):
+    """One record as a consumer reads it."""
+
+    offset: int
+
+
+def record_size_bytes(record: Record) -> int:
+    """What counts towards RECORD_BYTES_MAX."""
+    size = len(record.value)
+    if record.key is not None:
+        size += len(record.key)
+    for tag in record.tags:
+        size += len(tag)
+    for name, value in record.headers:
+        size += len(name.encode()) + len(value)
+    return size
+
+
+def check_record(record: Record, record_bytes_max: int = RECORD_BYTES_MAX) -> int:
+    """Refuse a record of the wrong types or past a limit; return its size in bytes."""
+    value = record.value
+    key = record.key
+    if type(value) is not bytes:
+        raise InvalidArgumentError(f"a record's value must be bytes, not {type(value).__name__}")
+    if key is not None and type(key) is not bytes:
+        raise InvalidArgumentError(f"a record's key must be bytes or None, not {type(key).__name__}")
+    size = len(value) + (len(key) if key is not None else 0)
+    if record.tags:
+        size += _check_tags(record.tags)
+    if record.headers:
+        size += _check_headers(record.headers)
+    _check_time("timestamp_ms", record.timestamp_ms, UNSTAMPED)
+    _check_time("expire_at_ms", record.expire_at_ms, NEVER)
+    if size > record_bytes_max:
+        raise LimitExceededError(
+            f"a record of {size} bytes is over the limit of {record_bytes_max}; split it, store it elsewhere and "
+            "send a reference, or raise record_bytes_max"
+        )
+    return size
+
+
+def _check_tags(tags: tuple[bytes, ...]) -> int:
+    if type(tags) is not tuple:
+        raise InvalidArgumentError(f"a record's tags must be a tuple of bytes, not {type(tags).__name__}")
+    if len(tags) > TAGS_MAX:
+        raise LimitExceededError(f"a record has {len(tags)} tags, at most {TAGS_MAX} are allowed")
+    size = 0
+    for tag in tags:
+        if type(tag) is not bytes:
+            raise InvalidArgumentError(f"a tag must be bytes, not {type(tag).__name__}")
+        if len(tag) > TAG_BYTES_MAX:
+            raise LimitExceededError(f"a tag of {len(tag)} bytes is over the limit of {TAG_BYTES_MAX}")
+        size += len(tag)
+    return size
+
+
+def _check_headers(headers: Headers) -> int:
+    if type(headers) is not tuple:
+        raise InvalidArgumentError(f"a record's headers must be a tuple of (str, bytes), not {type(headers).__name__}")
+    if len(headers) > HEADERS_MAX:
+        raise LimitExceededError(f"a record has {len(headers)} headers, at most {HEADERS_MAX} are allowed")
+    size = 0
+    for header in headers:
+        if type(header) is not tuple or len(header) != 2 or type(header[0]) is not str or type(header[1]) is not bytes:
+            raise InvalidArgumentError(f"a header must be a tuple (str, bytes), not {header!r:.80}")
+        try:
+            name_bytes = len(header[0].encode())
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(f"the header name {header[0]!r:.80} is not valid Unicode") from error
+        if name_bytes > HEADER_NAME_BYTES_MAX:
+            raise LimitExceededError(
+                f"a header name of {name_bytes} bytes is over the limit of {HEADER_NAME_BYTES_MAX}"
+            )
+        size += name_bytes + len(header[1])
+    return size
+
+
+def _check_time(name: str, time_ms: int, least: int) -> None:
+    if type(time_ms) is not int:
+        raise InvalidArgumentError(f"{name} must be an int of milliseconds, not {type(time_ms).__name__}")
+    if not least <= time_ms <= TIMESTAMP_MS_MAX:
+        raise InvalidArgumentError(f"{name} {time_ms} is out of range: {least} to {TIMESTAMP_MS_MAX}")
