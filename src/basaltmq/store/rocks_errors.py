@@ -41,7 +41,7 @@ def translate(error: Exception, path: Path) -> BasaltError:
         named = _FILE.search(text)
         where = named.group(0) if named else str(path)
         return CorruptionError(f"{where} is damaged: {text}")
-    if text.startswith("Incomplete"):
+    if "Write stall" in text:
         return StoreStalledError(f"the store at {path} is behind with compaction; nothing was written, try again")
     if "Column families not opened" in text:
         names = text.rpartition(":")[2].strip()
