@@ -169,3 +169,137 @@ class TransactionError(BasaltError):
     """A transaction was used in an order that makes no sense, or is unknown."""
 
     code = "transaction_error"
+
+
+class ShardNotFoundError(NotFoundError):
+    """No shard of that number or name."""
+
+    code = "shard_not_found"
+
+
+class ShardExistsError(AlreadyExistsError):
+    """A shard of that name exists."""
+
+    code = "shard_already_exists"
+
+
+class TopicNotFoundError(NotFoundError):
+    """No topic of that name."""
+
+    code = "topic_not_found"
+
+
+class TopicExistsError(AlreadyExistsError):
+    """A topic of that name exists."""
+
+    code = "topic_already_exists"
+
+
+class GroupNotFoundError(NotFoundError):
+    """No consumer group of that name has committed an offset."""
+
+    code = "group_not_found"
+
+
+class OffsetOutOfRangeError(BasaltError):
+    """The offset lies before what is kept; `earliest` and `latest` say what is there."""
+
+    code = "offset_out_of_range"
+
+    def __init__(self, shard: int, offset: int, earliest: int, latest: int) -> None:
+        super().__init__(
+            f"offset {offset} of shard {shard} is no longer kept: offsets {earliest} to {latest} are available; "
+            f"read from {earliest} (earliest) or {latest} (latest)"
+        )
+        self.shard = shard
+        self.offset = offset
+        self.earliest = earliest
+        self.latest = latest
+
+
+class NotLeaderError(BasaltError):
+    """The shard is led by another node; send the write there."""
+
+    code = "not_leader"
+    retriable = True
+
+    def __init__(self, shard: int, leader: str) -> None:
+        super().__init__(f"shard {shard} is led by node {leader!r}; send the write there")
+        self.shard = shard
+        self.leader = leader
+
+
+class TimedOutError(BasaltError):
+    """Not finished within the time given; what was begun has been undone."""
+
+    code = "timed_out"
+    retriable = True
+
+
+class StaleMemberError(BasaltError):
+    """A consumer is no longer a member of its group, or its partitions were given to another."""
+
+    code = "stale_member"
+
+
+class EntryLockedError(TransactionError):
+    """Another open or prepared transaction takes that queue entry."""
+
+    code = "entry_locked"
+    retriable = True
+
+
+class XaError(TransactionError):
+    """A distributed transaction's branch could not take the step; `xa_code` is X/Open's number for it."""
+
+    code = "xa_error"
+    xa_code: ClassVar[int] = -3
+
+
+class UnknownXidError(XaError):
+    """No branch of that xid (XAER_NOTA)."""
+
+    code = "xa_unknown_xid"
+    xa_code = -4
+
+
+class XaInvalidError(XaError):
+    """An xid or flag that X/Open does not allow (XAER_INVAL)."""
+
+    code = "xa_invalid"
+    xa_code = -5
+
+
+class XaProtocolError(XaError):
+    """The branch is in a state that does not allow the step (XAER_PROTO)."""
+
+    code = "xa_protocol"
+    xa_code = -6
+
+
+class XidInUseError(XaError):
+    """A branch of that xid exists (XAER_DUPID)."""
+
+    code = "xa_duplicate_xid"
+    xa_code = -8
+
+
+class XaRolledBackError(XaError):
+    """The branch could not be kept and was rolled back (XA_RBROLLBACK)."""
+
+    code = "xa_rolled_back"
+    xa_code = 100
+
+
+class XaHeuristicCommitError(XaError):
+    """An operator committed the branch; forget it (XA_HEURCOM)."""
+
+    code = "xa_heuristic_commit"
+    xa_code = 7
+
+
+class XaHeuristicRollbackError(XaError):
+    """An operator rolled the branch back; forget it (XA_HEURRB)."""
+
+    code = "xa_heuristic_rollback"
+    xa_code = 6

@@ -63,6 +63,7 @@ class Family(enum.IntEnum):
     OBJECT_NAMES = ("object_names",)
     PREFERENCES = ("preferences",)
     AMQP_1_0_LINKS = ("amqp_1_0_links",)
+    DELETED_OBJECTS = ("deleted_objects",)
 
     MESSAGE_METADATA = ("message_metadata", CHURN)
     MESSAGE_CONTENT = ("message_content", CONTENT)
@@ -77,6 +78,10 @@ class Family(enum.IntEnum):
     STATE = ("state",)
 
     CONSUMER_OFFSETS = ("consumer_offsets",)
+    TOPIC_GROUPS = ("topic_groups",)
+    SHARDS = ("shards",)
+    STREAM_RECORDS = ("stream_records", CONTENT)
+    STREAM_RECORD_INDEX = ("stream_record_index", INDEX)
 
 
 BY_LABEL: dict[str, Family] = {family.label: family for family in Family}

@@ -8,6 +8,7 @@ value can collide with a separator and no prefix of one key set reaches into ano
     hierarchy        | child uuid text | '|' | parent type |
     object name      | parent uuid (16) | lp(type) | lp(name) |
     preference       | uuid (16) |
+    deleted object   | uuid (16) |
     link             | lp(remote container) | lp(link name) | role u8 |
     metadata         | message id u64 |
     content          | message id u64 | chunk u32 |
@@ -19,6 +20,18 @@ value can collide with a separator and no prefix of one key set reaches into ano
     queue            | queue name |
     state            | name |
     consumer offset  | lp(group) | topic uuid (16) | partition u32 |
+    quarantine       | lp(family label) | the row's own key |
+    topic group      | topic uuid (16) | lp(group) |
+    shard counter    | 'N' |
+    shard            | 'S' | shard u64 |
+    shard name       | 'M' | topic uuid (16) | partition u32 |
+    deleted shard    | 'X' | shard u64 |
+    stream record    | shard u64 | offset u64 |
+    stream tail      | 'N' | shard u64 |
+    by key           | 'K' | shard u64 | hash64(key) | offset u64 |
+    by tag           | 'G' | shard u64 | hash64(tag) | offset u64 |
+    by time          | 'T' | shard u64 | running max ms i64, sign flipped | offset u64 |
+    by expiry        | 'E' | shard u64 | expire at ms i64, sign flipped | offset u64 |
 
 Strings are compared by length first; only numbers and ids are promised to sort by value.
 """
@@ -143,6 +156,15 @@ def preference_key(preference_id: UUID) -> bytes:
 
 
 def decode_preference_key(key: bytes) -> UUID:
+    _exactly(key, _ID_BYTES)
+    return UUID(bytes=key)
+
+
+def deleted_object_key(object_id: UUID) -> bytes:
+    return object_id.bytes
+
+
+def decode_deleted_object_key(key: bytes) -> UUID:
     _exactly(key, _ID_BYTES)
     return UUID(bytes=key)
 
@@ -273,6 +295,120 @@ def decode_consumer_offset_key(key: bytes) -> tuple[str, UUID, int]:
     group, at = _take_text(key, 0)
     _exactly(key, at + _ID_BYTES + 4)
     return group, UUID(bytes=key[at : at + _ID_BYTES]), int.from_bytes(key[at + _ID_BYTES :], "big")
+
+
+def topic_group_key(topic_id: UUID, group: str) -> bytes:
+    return topic_id.bytes + lp(group)
+
+
+def topic_group_prefix(topic_id: UUID) -> bytes:
+    return topic_id.bytes
+
+
+def decode_topic_group_key(key: bytes) -> tuple[UUID, str]:
+    group, at = _take_text(key, _ID_BYTES)
+    _exactly(key, at)
+    return UUID(bytes=key[:_ID_BYTES]), group
+
+
+SHARD_COUNTER_KEY: Final = b"N"
+_SHARD: Final = Struct(">cQ")
+_SHARD_NAME: Final = Struct(">c16sI")
+_STREAM_RECORD: Final = Struct(">QQ")
+_STREAM_INDEX: Final = Struct(">cQQQ")
+
+
+def shard_key(shard: int) -> bytes:
+    return _SHARD.pack(b"S", shard)
+
+
+def decode_shard_key(key: bytes) -> int:
+    return _shard_of(key, b"S")
+
+
+def shard_name_key(topic_id: UUID, partition: int) -> bytes:
+    return _SHARD_NAME.pack(b"M", topic_id.bytes, partition)
+
+
+def shard_name_prefix(topic_id: UUID) -> bytes:
+    return b"M" + topic_id.bytes
+
+
+def decode_shard_name_key(key: bytes) -> tuple[UUID, int]:
+    _exactly(key, _SHARD_NAME.size)
+    kind, raw, partition = _SHARD_NAME.unpack(key)
+    if kind != b"M":
+        raise _malformed(key)
+    return UUID(bytes=raw), partition
+
+
+def deleted_shard_key(shard: int) -> bytes:
+    return _SHARD.pack(b"X", shard)
+
+
+def decode_deleted_shard_key(key: bytes) -> int:
+    return _shard_of(key, b"X")
+
+
+def stream_record_key(shard: int, offset: int) -> bytes:
+    return _STREAM_RECORD.pack(shard, offset)
+
+
+def decode_stream_record_key(key: bytes) -> tuple[int, int]:
+    _exactly(key, _STREAM_RECORD.size)
+    shard, offset = _STREAM_RECORD.unpack(key)
+    return shard, offset
+
+
+def stream_tail_key(shard: int) -> bytes:
+    return _SHARD.pack(b"N", shard)
+
+
+def decode_stream_tail_key(key: bytes) -> int:
+    return _shard_of(key, b"N")
+
+
+def stream_index_key(kind: bytes, shard: int, hash64: int, offset: int) -> bytes:
+    """A row that finds records by key (`K`) or tag (`G`)."""
+    return _STREAM_INDEX.pack(kind, shard, hash64, offset)
+
+
+def stream_time_key(kind: bytes, shard: int, time_ms: int, offset: int) -> bytes:
+    """A row that finds records by time (`T`) or expiry (`E`); times before 1970 sort first."""
+    return _STREAM_INDEX.pack(kind, shard, time_ms + _SIGN, offset)
+
+
+def decode_stream_index_key(key: bytes) -> tuple[bytes, int, int, int]:
+    _exactly(key, _STREAM_INDEX.size)
+    kind, shard, hash64, offset = _STREAM_INDEX.unpack(key)
+    return kind, shard, hash64, offset
+
+
+def decode_stream_time_key(key: bytes) -> tuple[bytes, int, int, int]:
+    kind, shard, raw, offset = decode_stream_index_key(key)
+    return kind, shard, raw - _SIGN, offset
+
+
+def _shard_of(key: bytes, kind: bytes) -> int:
+    _exactly(key, _SHARD.size)
+    found, shard = _SHARD.unpack(key)
+    if found != kind:
+        raise _malformed(key)
+    number: int = shard
+    return number
+
+
+def quarantine_key(label: str, key: bytes) -> bytes:
+    return quarantine_prefix(label) + key
+
+
+def quarantine_prefix(label: str) -> bytes:
+    return lp(label)
+
+
+def decode_quarantine_key(key: bytes) -> tuple[str, bytes]:
+    label, at = _take_text(key, 0)
+    return label, key[at:]
 
 
 def _sized_id(message_id: bytes) -> bytes:

@@ -1,0 +1,445 @@
+"""Shards: the rows that say which exist, and bounded access to what is kept in memory per shard.
+
+A shard is one partition of a topic, named `{topic id}_{partition}`, and known inside by a u64 number that is given out
+once and never again: bytes of a deleted shard can never be taken for those of its successor (promise P10). The rows of
+family `shards` are written with the WAL, because nothing they say can be derived:
+
+    'N'                        -> next shard number u64
+    'S' shard u64              -> the row below
+    'M' topic uuid, partition  -> shard number u64 that serves this name
+    'X' shard u64              -> engine u8, lane u32: deleted, but what was derived from it may still be about
+
+    row  | version u8 | engine u8 | flags u16 | lane u32 | topic uuid (16) | partition u32 |
+         | start offset u64 | least next offset u64 | created ms i64 | config: JSON to the end |
+
+Allocation of numbers and creation are one batch, as are creation of a topic's shards and of its catalog object: the
+caller brings the batch and writes it. A shard under migration exists twice: the copy has a row but no name (`SHADOW`)
+until the switch.
+
+`next_offset_min` is the floor under an engine's own idea of the next offset: engines that lose it (memory at a
+restart) or cannot show it (a gap at the end after deletes) raise it here, so that no offset is ever used twice.
+
+A million idle shards cost rows, not memory: `Recent` keeps a bounded number of loaded things, but never two of one
+shard at a time.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from struct import Struct as Layout
+from typing import Final, Generic, TypeVar
+from uuid import UUID
+
+import msgspec
+
+from basaltmq.errors import (
+    CorruptionError,
+    InvalidArgumentError,
+    InvalidConfigError,
+    LimitExceededError,
+    ShardExistsError,
+    ShardNotFoundError,
+)
+from basaltmq.log.record import RECORD_BYTES_LIMIT, RECORD_BYTES_MAX
+from basaltmq.store import keys
+from basaltmq.store.api import Store
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+from basaltmq.streams.durability import Durability
+
+ROW_VERSION: Final = 1
+_ROW: Final = Layout(">BBHI16sIQQq")
+_NUMBER: Final = Layout(">Q")
+_DELETED: Final = Layout(">BI")
+
+SHADOW: Final = 1
+"""Flag: a copy in the making; not found by name."""
+
+SHARD_FIRST: Final = 1
+"""Zero is no shard, so that a forgotten field shows."""
+
+OFFSET_MAX: Final = (1 << 63) - 1
+"""Offsets are int64 in Arrow and in Kafka's protocol."""
+
+PARTITION_MAX: Final = (1 << 31) - 1
+"""Kafka's partition numbers are int32."""
+
+SHARDS_PER_BATCH_MAX: Final = 100_000
+"""Shards created in one batch: about 15 MB of rows."""
+
+SHARDS_CACHED_MAX: Final = 16_384
+"""Rows kept decoded: about 10 MB."""
+
+DAY_MS: Final = 24 * 60 * 60 * 1000
+
+
+class Engine(enum.StrEnum):
+    """The storage engines."""
+
+    MEMORY = "memory"
+    ROCKSDB = "rocksdb"
+    SEGMENT = "segment"
+
+
+_ENGINE_CODES: Final = {Engine.MEMORY: 1, Engine.ROCKSDB: 2, Engine.SEGMENT: 3}
+_ENGINES: Final = {code: engine for engine, code in _ENGINE_CODES.items()}
+
+
+class ShardConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=False):
+    """What a topic says about each of its shards. None means no limit."""
+
+    durability: Durability = Durability.SYNCED
+    retention_ms: int | None = None
+    """Records older than this go, oldest first."""
+    retention_bytes: int | None = None
+    """The oldest go while the shard holds more than this."""
+    retention_records: int | None = None
+    compact: bool = False
+    """Keep the latest record per key. Records without a key stay."""
+    tombstone_retention_ms: int = DAY_MS
+    """How long an empty value, which deletes its key, stays to be seen by readers."""
+    index_keys: bool = True
+    index_tags: bool = True
+    index_times: bool = True
+    """Without an index a look-up scans, and is still right."""
+    record_bytes_max: int = RECORD_BYTES_MAX
+
+    def check(self) -> None:
+        """Refuse values that make no sense."""
+        for name in ("retention_ms", "retention_bytes", "retention_records"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise InvalidConfigError(f"{name} is {value}; give 0 or more, or None for no limit")
+        if self.tombstone_retention_ms < 0:
+            raise InvalidConfigError(f"tombstone_retention_ms is {self.tombstone_retention_ms}; give 0 or more")
+        if not 1 <= self.record_bytes_max <= RECORD_BYTES_LIMIT:
+            raise InvalidConfigError(
+                f"record_bytes_max is {self.record_bytes_max}; it must lie between 1 and {RECORD_BYTES_LIMIT}"
+            )
+        if self.compact and not self.index_keys:
+            raise InvalidConfigError("compaction by key needs the key index: set index_keys, or switch compact off")
+
+    @property
+    def retains(self) -> bool:
+        """Is there anything for retention to look at, expiry apart?"""
+        return (
+            self.compact
+            or self.retention_ms is not None
+            or self.retention_bytes is not None
+            or self.retention_records is not None
+        )
+
+
+class ShardSpec(msgspec.Struct, frozen=True):
+    """A shard to be created."""
+
+    topic_id: UUID
+    partition: int
+    engine: Engine
+    config: ShardConfig = ShardConfig()
+    lane: int = 0
+    start_offset: int = 0
+    flags: int = 0
+
+
+class ShardMeta(msgspec.Struct, frozen=True):
+    """A shard's row."""
+
+    number: int
+    topic_id: UUID
+    partition: int
+    engine: Engine
+    config: ShardConfig
+    lane: int = 0
+    flags: int = 0
+    start_offset: int = 0
+    next_offset_min: int = 0
+    created_ms: int = 0
+
+    @property
+    def name(self) -> str:
+        return shard_name(self.topic_id, self.partition)
+
+    def encode(self) -> bytes:
+        head = _ROW.pack(
+            ROW_VERSION,
+            _ENGINE_CODES[self.engine],
+            self.flags,
+            self.lane,
+            self.topic_id.bytes,
+            self.partition,
+            self.start_offset,
+            self.next_offset_min,
+            self.created_ms,
+        )
+        return head + msgspec.json.encode(self.config)
+
+    @classmethod
+    def decode(cls, number: int, raw: bytes) -> ShardMeta:
+        if len(raw) < _ROW.size:
+            raise CorruptionError(f"the row of shard {number} has {len(raw)} bytes, fewer than {_ROW.size}")
+        version, engine, flags, lane, topic, partition, start, least, created = _ROW.unpack_from(raw)
+        if version != ROW_VERSION or engine not in _ENGINES:
+            raise CorruptionError(f"the row of shard {number} has version {version}, engine {engine}: not known here")
+        try:
+            config = msgspec.json.decode(raw[_ROW.size :], type=ShardConfig)
+        except msgspec.MsgspecError as error:
+            raise CorruptionError(f"the row of shard {number} has a damaged config: {error}") from error
+        topic_id = UUID(bytes=topic)
+        return cls(number, topic_id, partition, _ENGINES[engine], config, lane, flags, start, least, created)
+
+
+def shard_name(topic_id: UUID, partition: int) -> str:
+    return f"{topic_id}_{partition}"
+
+
+def parse_shard_name(name: str) -> tuple[UUID, int]:
+    topic, _, partition = name.rpartition("_")
+    try:
+        return UUID(topic), int(partition)
+    except ValueError:
+        raise InvalidArgumentError(f"{name!r} is not a shard's name: a topic's UUID, '_' and a partition") from None
+
+
+V = TypeVar("V")
+
+
+class Recent(Generic[V]):
+    """Things loaded by shard number, the latest used kept, at most one of each alive.
+
+    The one-alive rule is what makes a lock inside a thing protect its shard: while any caller still holds it, another
+    caller gets the same one, whether or not it has left the bounded part.
+    """
+
+    def __init__(self, load: Callable[[int], V], limit: int) -> None:
+        self._load = load
+        self._limit = limit
+        self._recent: OrderedDict[int, V] = OrderedDict()
+        self._alive: weakref.WeakValueDictionary[int, V] = weakref.WeakValueDictionary()
+        self._lock = threading.RLock()
+
+    def get(self, number: int) -> V:
+        with self._lock:
+            recent = self._recent
+            found = recent.get(number)
+            if found is not None:
+                recent.move_to_end(number)
+                return found
+            found = self._alive.get(number)
+            if found is None:
+                found = self._load(number)
+                self._alive[number] = found
+            recent[number] = found
+            if len(recent) > self._limit:
+                recent.popitem(last=False)
+            return found
+
+    def forget(self, number: int) -> V | None:
+        """Take the thing out, if it is loaded; the next `get` loads it again."""
+        with self._lock:
+            self._recent.pop(number, None)
+            return self._alive.pop(number, None)
+
+    def loaded(self) -> list[V]:
+        """Everything alive."""
+        with self._lock:
+            return list(self._alive.values())
+
+    def __len__(self) -> int:
+        return len(self._recent)
+
+
+class _Cached:
+    """A decoded row; a class of its own because a Struct cannot be held weakly."""
+
+    __slots__ = ("__weakref__", "meta")
+
+    def __init__(self, meta: ShardMeta) -> None:
+        self.meta = meta
+
+
+class Shards:
+    """The shard rows of one store."""
+
+    def __init__(self, store: Store, clock_ms: Callable[[], int], *, cached_max: int = SHARDS_CACHED_MAX) -> None:
+        self._store = store
+        self._clock_ms = clock_ms
+        self._lock = threading.RLock()
+        self._cache: Recent[_Cached] = Recent(self._load, cached_max)
+        raw = store.get(Family.SHARDS, keys.SHARD_COUNTER_KEY)
+        self._next_number = SHARD_FIRST if raw is None else int(_NUMBER.unpack(raw)[0])
+
+    def get(self, number: int) -> ShardMeta:
+        return self._cache.get(number).meta
+
+    def find(self, topic_id: UUID, partition: int) -> ShardMeta:
+        """The shard that serves a name."""
+        number = self.number_of(topic_id, partition)
+        if number is None:
+            raise ShardNotFoundError(f"there is no shard {shard_name(topic_id, partition)}")
+        return self.get(number)
+
+    def number_of(self, topic_id: UUID, partition: int) -> int | None:
+        raw = self._store.get(Family.SHARDS, keys.shard_name_key(topic_id, partition))
+        return None if raw is None else int(_NUMBER.unpack(raw)[0])
+
+    def of_topic(self, topic_id: UUID) -> list[tuple[int, int]]:
+        """(partition, shard number) of every shard that serves a topic, by partition."""
+        start, end = keys.prefix_range(keys.shard_name_prefix(topic_id))
+        rows = self._store.scan(Family.SHARDS, start, end)
+        return [(keys.decode_shard_name_key(key)[1], int(_NUMBER.unpack(raw)[0])) for key, raw in rows]
+
+    def listed(self, after: int = 0, limit: int | None = None, engine: Engine | None = None) -> Iterator[ShardMeta]:
+        """Shards with a number above `after`, in order of number."""
+        given = 0
+        for key, raw in self._store.scan(Family.SHARDS, keys.shard_key(after + 1), b"T"):
+            meta = ShardMeta.decode(keys.decode_shard_key(key), raw)
+            if engine is None or meta.engine is engine:
+                yield meta
+                given += 1
+                if given == limit:
+                    return
+
+    def plan_create(self, batch: Batch, specs: Sequence[ShardSpec]) -> list[ShardMeta]:
+        """Add to `batch` what creates the shards. If it is not written, their numbers stay unused.
+
+        Hold `exclusive` until the batch is written: a counter written late would go back and give numbers out twice.
+        """
+        if len(specs) > SHARDS_PER_BATCH_MAX:
+            raise LimitExceededError(
+                f"{len(specs)} shards in one step are too many: at most {SHARDS_PER_BATCH_MAX}; create them in steps"
+            )
+        for spec in specs:
+            spec.config.check()
+            if not 0 <= spec.partition <= PARTITION_MAX:
+                raise InvalidArgumentError(f"partition {spec.partition} is out of range: 0 to {PARTITION_MAX}")
+            if not spec.flags & SHADOW and self.number_of(spec.topic_id, spec.partition) is not None:
+                raise ShardExistsError(f"the shard {shard_name(spec.topic_id, spec.partition)} exists")
+        created_ms = self._clock_ms()
+        with self._lock:
+            first = self._next_number
+            self._next_number += len(specs)
+            batch.put(Family.SHARDS, keys.SHARD_COUNTER_KEY, _NUMBER.pack(self._next_number))
+        metas = []
+        for number, spec in enumerate(specs, first):
+            meta = ShardMeta(
+                number,
+                spec.topic_id,
+                spec.partition,
+                spec.engine,
+                spec.config,
+                spec.lane,
+                spec.flags,
+                spec.start_offset,
+                spec.start_offset,
+                created_ms,
+            )
+            batch.put(Family.SHARDS, keys.shard_key(number), meta.encode())
+            if not spec.flags & SHADOW:
+                batch.put(Family.SHARDS, keys.shard_name_key(spec.topic_id, spec.partition), _NUMBER.pack(number))
+            metas.append(meta)
+        return metas
+
+    def create(self, specs: Sequence[ShardSpec]) -> list[ShardMeta]:
+        """Create shards in one batch, written but not synced."""
+        with self._lock:
+            batch = Batch()
+            metas = self.plan_create(batch, specs)
+            self._store.write(batch)
+        return metas
+
+    def plan_delete(self, batch: Batch, number: int, *, derived: bool) -> ShardMeta:
+        """Add to `batch` what deletes a shard's row and name. Write it, then `forget` it.
+
+        With `derived`, a row remembers until `cleaned` that something of the shard is still to be removed.
+        """
+        meta = self.get(number)
+        batch.delete(Family.SHARDS, keys.shard_key(number))
+        if not meta.flags & SHADOW:
+            batch.delete(Family.SHARDS, keys.shard_name_key(meta.topic_id, meta.partition))
+        if derived:
+            marker = _DELETED.pack(_ENGINE_CODES[meta.engine], meta.lane)
+            batch.put(Family.SHARDS, keys.deleted_shard_key(number), marker)
+        return meta
+
+    def plan_update(self, batch: Batch, meta: ShardMeta) -> None:
+        """Add to `batch` a shard's changed row. Write it, then `forget` it, so that it is read afresh."""
+        batch.put(Family.SHARDS, keys.shard_key(meta.number), meta.encode())
+
+    def plan_name(self, batch: Batch, meta: ShardMeta) -> None:
+        """Add to `batch` what makes a shard the one that serves its name."""
+        batch.put(Family.SHARDS, keys.shard_name_key(meta.topic_id, meta.partition), _NUMBER.pack(meta.number))
+
+    def update(
+        self,
+        number: int,
+        *,
+        start_offset: int | None = None,
+        next_offset_min: int | None = None,
+        config: ShardConfig | None = None,
+    ) -> ShardMeta:
+        """Change a shard's row; offsets only ever rise. Written, not synced. Together with others: `batch_update`."""
+        with self._lock:
+            batch = Batch()
+            meta = self.batch_update(
+                batch, number, start_offset=start_offset, next_offset_min=next_offset_min, config=config
+            )
+            if len(batch):
+                self._store.write(batch)
+                self._cache.get(number).meta = meta
+        return meta
+
+    def batch_update(
+        self,
+        batch: Batch,
+        number: int,
+        *,
+        start_offset: int | None = None,
+        next_offset_min: int | None = None,
+        config: ShardConfig | None = None,
+    ) -> ShardMeta:
+        """As `update`, into a batch of the caller, who then calls `forget`."""
+        meta = self.get(number)
+        changed = msgspec.structs.replace(
+            meta,
+            start_offset=max(meta.start_offset, start_offset or 0),
+            next_offset_min=max(meta.next_offset_min, next_offset_min or 0, start_offset or 0),
+            config=meta.config if config is None else config,
+        )
+        if changed != meta:
+            self.plan_update(batch, changed)
+        return changed
+
+    def exclusive(self) -> threading.RLock:
+        """Held while a plan made from rows is written, so that no other change comes between."""
+        return self._lock
+
+    def forget(self, number: int) -> None:
+        self._cache.forget(number)
+
+    def deleted(self, engine: Engine) -> list[tuple[int, int]]:
+        """(number, lane) of deleted shards of an engine that still have something to be removed."""
+        code = _ENGINE_CODES[engine]
+        start, end = keys.prefix_range(b"X")
+        found = []
+        for key, raw in self._store.scan(Family.SHARDS, start, end):
+            of, lane = _DELETED.unpack(raw)
+            if of == code:
+                found.append((keys.decode_deleted_shard_key(key), lane))
+        return found
+
+    def cleaned(self, number: int) -> None:
+        """Nothing of the deleted shard is left."""
+        batch = Batch()
+        batch.delete(Family.SHARDS, keys.deleted_shard_key(number))
+        self._store.write(batch)
+
+    def _load(self, number: int) -> _Cached:
+        raw = self._store.get(Family.SHARDS, keys.shard_key(number))
+        if raw is None:
+            raise ShardNotFoundError(f"there is no shard {number}; it was deleted, or never made")
+        return _Cached(ShardMeta.decode(number, raw))
