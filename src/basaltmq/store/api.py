@@ -2,8 +2,13 @@
 
 Two implementations (`rocks`, `memory`), one conformance suite. Reads see every write that returned, durable or not;
 `sync` makes all of them durable. A scan and a snapshot see the moment they were made, whatever is written meanwhile.
-Safe to share between threads. After a failed write or sync the store is poisoned: every call raises until it is
-opened again, because what memory shows may not be what the disk has.
+Safe to share between threads; one scan belongs to one thread. After a failed write or sync the store is poisoned:
+every call raises until it is opened again, because what memory shows may not be what the disk has. Scans and snapshots
+made before end with that error too, a scan at the latest when the rows it read ahead are used up.
+
+Not errors of the disk, and therefore without effect and without poison: a batch with something other than bytes
+(InvalidArgumentError), one over the limit (LimitExceededError), one the store has no room for right away
+(StoreStalledError).
 """
 
 from __future__ import annotations
@@ -29,7 +34,10 @@ class Reader(Protocol):
     def scan(
         self, family: Family, start: bytes = b"", end: bytes | None = None, *, reverse: bool = False
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Rows with start <= key < end in key order, or from the last to the first when `reverse`."""
+        """Rows with start <= key < end in key order, or from the last to the first when `reverse`.
+
+        None as `end` is no bound. A range whose end does not come after its start holds nothing.
+        """
         ...
 
 
@@ -51,7 +59,7 @@ class Store(Reader, Protocol):
     def snapshot(self, *families: Family) -> Snapshot: ...
 
     def write(self, batch: Batch, *, wal: bool = True, wait_ms: int | None = None) -> None:
-        """Apply a batch as one. Survives a process crash on return (with `wal`), a power loss after `sync`.
+        """Apply a batch as one, its operations in their order. Survives a process crash on return (with `wal`), a power loss after `sync`.
 
         When the store is behind, waits up to `wait_ms` (None: the store's own limit), then raises StoreStalledError
         and has applied nothing.

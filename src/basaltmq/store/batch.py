@@ -39,7 +39,7 @@ class Batch:
         self.ops.append((DELETE, family, key, b""))
 
     def delete_range(self, family: Family, start: bytes, end: bytes) -> None:
-        """Delete every key in [start, end)."""
+        """Delete every key in [start, end); none if the end does not come after the start."""
         self.ops.append((DELETE_RANGE, family, start, end))
 
     def extend(self, other: Batch) -> None:

@@ -17,6 +17,7 @@ from typing import Self
 from sortedcontainers import SortedDict
 
 from basaltmq.errors import (
+    InvalidArgumentError,
     InvalidConfigError,
     LimitExceededError,
     StorageError,
@@ -56,14 +57,19 @@ class _Rows:
 class _Scan:
     """An iterator over a family as it was."""
 
-    def __init__(self, rows: _Rows, start: bytes, end: bytes | None, reverse: bool) -> None:
+    __slots__ = ("__weakref__", "_data", "_keys", "_store")
+
+    def __init__(self, store: MemoryStore, rows: _Rows, start: bytes, end: bytes | None, reverse: bool) -> None:
+        self._store = store
         self._data = rows.data
         self._keys = self._data.irange(start, end, inclusive=(True, False), reverse=reverse)
+        rows.readers.add(self)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> tuple[bytes, bytes]:
+        self._store.require_open()
         key = next(self._keys)
         return key, self._data[key]
 
@@ -73,40 +79,42 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._rows = [_Rows() for _ in Family]
+        # Reads take it too: a batch is seen whole or not at all.
         self._lock = threading.Lock()
         self._error: StorageError | None = None
 
     def get(self, family: Family, key: bytes) -> bytes | None:
-        self._require_open()
-        value: bytes | None = self._rows[family].data.get(key)
+        with self._lock:
+            self.require_open()
+            value: bytes | None = self._rows[family].data.get(key)
         return value
 
     def get_many(self, family: Family, keys: Sequence[bytes]) -> list[bytes | None]:
-        self._require_open()
-        get = self._rows[family].data.get
-        return [get(key) for key in keys]
+        with self._lock:
+            self.require_open()
+            get = self._rows[family].data.get
+            return [get(key) for key in keys]
 
     def scan(
         self, family: Family, start: bytes = b"", end: bytes | None = None, *, reverse: bool = False
     ) -> Iterator[tuple[bytes, bytes]]:
-        self._require_open()
         with self._lock:
-            rows = self._rows[family]
-            scan = _Scan(rows, start, end, reverse)
-            rows.readers.add(scan)
-        return scan
+            self.require_open()
+            if end is not None and start >= end:
+                return iter(())
+            return _Scan(self, self._rows[family], start, end, reverse)
 
     def snapshot(self, *families: Family) -> MemorySnapshot:
-        self._require_open()
         with self._lock:
-            return MemorySnapshot({family: self._rows[family] for family in families})
+            self.require_open()
+            return MemorySnapshot(self, {family: self._rows[family] for family in families})
 
     def write(self, batch: Batch, *, wal: bool = True, wait_ms: int | None = None) -> None:
-        self._require_open()
-        size_bytes = batch.size_bytes()
+        size_bytes = _checked_size_bytes(batch)
         if size_bytes > BATCH_BYTES_MAX:
-            raise LimitExceededError(f"a batch of {size_bytes} bytes is over the limit of {BATCH_BYTES_MAX}")
+            raise LimitExceededError(f"a batch of {size_bytes} bytes is over the limit of {BATCH_BYTES_MAX}; split it")
         with self._lock:
+            self.require_open()
             for kind, family, key, value in batch.ops:
                 rows = self._rows[family]
                 if rows.readers:
@@ -115,65 +123,88 @@ class MemoryStore:
                     rows.put(key, value)
                 elif kind == DELETE:
                     rows.delete(key)
-                else:
+                elif key < value:
                     rows.delete_range(key, value)
 
     def sync(self) -> None:
-        self._require_open()
+        self.require_open()
 
     def size_bytes(self) -> int:
-        self._require_open()
-        return sum(rows.size_bytes for rows in self._rows)
+        with self._lock:
+            self.require_open()
+            return sum(rows.size_bytes for rows in self._rows)
 
     def poison(self, error: BaseException) -> None:
-        if self._error is None:
-            self._error = StorePoisonedError(f"the store stopped after an I/O error: {error}")
+        with self._lock:
+            if self._error is None:
+                self._error = StorePoisonedError(
+                    f"the store in memory stopped after an error and must be opened again: {error}"
+                )
 
     def close(self) -> None:
-        if not isinstance(self._error, StoreClosedError):
-            self._error = StoreClosedError("the store is closed")
+        with self._lock:
+            self._error = StoreClosedError("the store in memory is closed")
             self._rows = [_Rows() for _ in Family]
 
     def set_options(self, options: Mapping[str, str], family: Family | None = None) -> None:
-        self._require_open()
+        self.require_open()
         for name in options:
             raise UnknownOptionError(f"the memory store has no option {name!r}")
 
     def flush(self, family: Family | None = None, *, wait: bool = True) -> None:
-        self._require_open()
+        self.require_open()
 
     def compact(self, family: Family | None = None) -> None:
-        self._require_open()
+        self.require_open()
 
     def properties(self, family: Family | None = None) -> dict[str, int]:
-        self._require_open()
-        chosen = self._rows if family is None else [self._rows[family]]
-        return {
-            "estimated-rows": sum(len(rows.data) for rows in chosen),
-            "memtable-bytes": sum(rows.size_bytes for rows in chosen),
-        }
+        with self._lock:
+            self.require_open()
+            chosen = self._rows if family is None else [self._rows[family]]
+            return {
+                "estimated-rows": sum(len(rows.data) for rows in chosen),
+                "memtable-bytes": sum(rows.size_bytes for rows in chosen),
+            }
 
     def statistics(self) -> dict[str, str]:
-        self._require_open()
+        self.require_open()
         raise InvalidConfigError("the memory store keeps no statistics")
 
     def checkpoint(self, target: Path) -> None:
+        self.require_open()
         raise StorageError("a store in memory has no files to take a checkpoint of; open one on disk")
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> list[str]:
-        self._require_open()
+        self.require_open()
         return []
 
-    def _require_open(self) -> None:
-        if self._error is not None:
-            raise self._error
+    def require_open(self) -> None:
+        """Raise what stands in the way of any call. A fresh error each time: one object would gather tracebacks."""
+        error = self._error
+        if error is not None:
+            raise type(error)(*error.args)
+
+
+def _checked_size_bytes(batch: Batch) -> int:
+    """The size of a batch whose every key and value is bytes; anything else is refused before the first row."""
+    size_bytes = 0
+    for _, _, key, value in batch.ops:
+        if type(key) is not bytes or type(value) is not bytes:
+            culprit = value if type(key) is bytes else key
+            raise InvalidArgumentError(
+                f"a batch takes keys and values of type bytes only, not {type(culprit).__name__}"
+            )
+        size_bytes += len(key) + len(value)
+    return size_bytes
 
 
 class MemorySnapshot:
     """The rows of some families at one moment."""
 
-    def __init__(self, rows: dict[Family, _Rows]) -> None:
+    def __init__(self, store: MemoryStore, rows: dict[Family, _Rows]) -> None:
+        self._store = store
         self._rows = rows
+        self._closed = False
         for each in rows.values():
             each.readers.add(self)
 
@@ -189,14 +220,19 @@ class MemorySnapshot:
         self, family: Family, start: bytes = b"", end: bytes | None = None, *, reverse: bool = False
     ) -> Iterator[tuple[bytes, bytes]]:
         rows = self._of(family)
-        scan = _Scan(rows, start, end, reverse)
-        rows.readers.add(scan)
-        return scan
+        if end is not None and start >= end:
+            return iter(())
+        return self._rows_of(_Scan(self._store, rows, start, end, reverse), family)
+
+    def _rows_of(self, scan: _Scan, family: Family) -> Iterator[tuple[bytes, bytes]]:
+        for row in scan:
+            self._of(family)
+            yield row
 
     def close(self) -> None:
+        self._closed = True
         for rows in self._rows.values():
             rows.readers.discard(self)
-        self._rows = {}
 
     def __enter__(self) -> Self:
         return self
@@ -207,9 +243,10 @@ class MemorySnapshot:
         self.close()
 
     def _of(self, family: Family) -> _Rows:
+        self._store.require_open()
+        if self._closed:
+            raise StoreClosedError("the snapshot is closed")
         try:
             return self._rows[family]
         except KeyError:
-            if not self._rows:
-                raise StoreClosedError("the snapshot is closed") from None
             raise StorageError(f"the snapshot was not made for family {family.label}") from None

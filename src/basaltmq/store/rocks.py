@@ -119,7 +119,7 @@ class RocksStore:
 
     def snapshot(self, *families: Family) -> RocksSnapshot:
         with self._lock:
-            return RocksSnapshot({family: self._cursor(family, None) for family in families})
+            return RocksSnapshot(self, {family: self._cursor(family, None) for family in families})
 
     def _cursor(self, family: Family, reading: ReadOptions | None) -> Cursor:
         """A cursor that sees this moment. The lock is held."""

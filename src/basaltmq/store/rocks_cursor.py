@@ -152,7 +152,8 @@ def _fault(native: RdictIter, path: Path) -> BasaltError | None:
 class RocksSnapshot:
     """Some families at one moment."""
 
-    def __init__(self, cursors: dict[Family, Cursor]) -> None:
+    def __init__(self, owner: Owner, cursors: dict[Family, Cursor]) -> None:
+        self._owner = owner
         self._cursors = cursors
         self._closed = False
 
@@ -185,6 +186,7 @@ class RocksSnapshot:
         self.close()
 
     def _of(self, family: Family) -> Cursor:
+        self._owner.require_open()
         if self._closed:
             raise StoreClosedError("the snapshot is closed")
         try:

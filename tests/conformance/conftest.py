@@ -1,0 +1,24 @@
+"""The stores that one suite runs over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from basaltmq.store.api import Store
+from basaltmq.store.memory import MemoryStore
+from basaltmq.store.open import open_store
+
+StoreMaker: TypeAlias = Callable[[Path], Store]
+
+STORES: dict[str, StoreMaker] = {"memory": lambda path: MemoryStore(), "rocks": open_store}
+
+
+@pytest.fixture(params=sorted(STORES))
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    opened = STORES[request.param](tmp_path / "store")
+    yield opened
+    opened.close()
