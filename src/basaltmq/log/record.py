@@ -18,8 +18,8 @@ from basaltmq.errors import InvalidArgumentError, LimitExceededError
 RECORD_BYTES_MAX: Final = 16 << 20
 """Value, key, headers and tags of one record together, unless configured otherwise: a large message, not a file."""
 
-RECORD_BYTES_LIMIT: Final = 1 << 30
-"""The most RECORD_BYTES_MAX can be configured to: column offsets are int32 and a batch must hold one such record."""
+RECORD_BYTES_LIMIT: Final = 256 << 20
+"""The most RECORD_BYTES_MAX can be configured to: a batch is held in memory whole, by writer and reader."""
 
 HEADERS_MAX: Final = 1024
 """More headers than any protocol we speak sends by default."""
