@@ -59,7 +59,9 @@ class Store(Reader, Protocol):
     def snapshot(self, *families: Family) -> Snapshot: ...
 
     def write(self, batch: Batch, *, wal: bool = True, wait_ms: int | None = None) -> None:
-        """Apply a batch as one, its operations in their order. Survives a process crash on return (with `wal`), a power loss after `sync`.
+        """Apply a batch as one, its operations in their order.
+
+        Survives a process crash on return (with `wal`), a power loss after `sync`.
 
         When the store is behind, waits up to `wait_ms` (None: the store's own limit), then raises StoreStalledError
         and has applied nothing.

@@ -31,9 +31,13 @@ value can collide with a separator and no prefix of one key set reaches into ano
     by key           | 'K' | shard u64 | hash64(key) | offset u64 |
     by tag           | 'G' | shard u64 | hash64(tag) | offset u64 |
     by time          | 'T' | shard u64 | running max ms i64, sign flipped | offset u64 |
-    by expiry        | 'E' | shard u64 | expire at ms i64, sign flipped | offset u64 |
+    by expiry        | 'E' | expire at ms i64, sign flipped | shard u64 | offset u64 |
 
 Strings are compared by length first; only numbers and ids are promised to sort by value.
+
+Names come from users: one that is too long or no Unicode text is an InvalidArgumentError. Numbers and ids come from
+our own code: one that does not fit its field is a bug, and `struct.error` or an assert says so. A key read back that
+has no known layout is a CorruptionError, and what a decoder accepts encodes to the same bytes.
 """
 
 from __future__ import annotations
@@ -68,11 +72,20 @@ def prefix_range(prefix: bytes) -> tuple[bytes, bytes | None]:
 
 def lp(value: str | bytes) -> bytes:
     """Length-prefix a string for use inside a key."""
-    raw = value.encode() if isinstance(value, str) else value
+    raw = _utf8(value) if isinstance(value, str) else value
     size = len(raw)
     if size > STRING_BYTES_MAX:
         raise InvalidArgumentError(f"a name of {size} bytes is too long: at most {STRING_BYTES_MAX} bytes of UTF-8")
     return _U16.pack(size) + raw
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(
+            f"a name is not Unicode text: character {error.start} is half of a surrogate pair"
+        ) from None
 
 
 def take_lp(key: bytes, at: int) -> tuple[bytes, int]:
@@ -119,7 +132,7 @@ def decode_configured_key(key: bytes) -> UUID:
 
 
 def hierarchy_key(child: UUID, parent_type: str) -> bytes:
-    return hierarchy_prefix(child) + parent_type.encode()
+    return hierarchy_prefix(child) + _whole(parent_type)
 
 
 def hierarchy_prefix(child: UUID) -> bytes:
@@ -218,6 +231,8 @@ def decode_queue_entry_key(key: bytes) -> tuple[UUID, int]:
 
 
 def xid_key(format_id: int, global_id: bytes, branch_id: bytes) -> bytes:
+    if not -_SIGN <= format_id < _SIGN:
+        raise InvalidArgumentError(f"the format {format_id} of a transaction id does not fit 64 bits")
     return _U64.pack(format_id + _SIGN) + lp(global_id) + lp(branch_id)
 
 
@@ -231,7 +246,7 @@ def decode_xid_key(key: bytes) -> tuple[int, bytes, bytes]:
 
 
 def message_key(queue: str, fairness_key: str, enqueued_ns: int, message_id: bytes) -> bytes:
-    return message_prefix(queue, fairness_key) + _TIME_ID.pack(enqueued_ns, message_id)
+    return message_prefix(queue, fairness_key) + _TIME_ID.pack(enqueued_ns, _sized_id(message_id))
 
 
 def message_prefix(queue: str, fairness_key: str | None = None) -> bytes:
@@ -373,20 +388,39 @@ def stream_index_key(kind: bytes, shard: int, hash64: int, offset: int) -> bytes
     return _STREAM_INDEX.pack(kind, shard, hash64, offset)
 
 
-def stream_time_key(kind: bytes, shard: int, time_ms: int, offset: int) -> bytes:
-    """A row that finds records by time (`T`) or expiry (`E`); times before 1970 sort first."""
-    return _STREAM_INDEX.pack(kind, shard, time_ms + _SIGN, offset)
-
-
 def decode_stream_index_key(key: bytes) -> tuple[bytes, int, int, int]:
     _exactly(key, _STREAM_INDEX.size)
     kind, shard, hash64, offset = _STREAM_INDEX.unpack(key)
     return kind, shard, hash64, offset
 
 
-def decode_stream_time_key(key: bytes) -> tuple[bytes, int, int, int]:
+def stream_time_key(shard: int, time_ms: int, offset: int) -> bytes:
+    """Times before 1970 sort first."""
+    return _STREAM_INDEX.pack(b"T", shard, time_ms + _SIGN, offset)
+
+
+def decode_stream_time_key(key: bytes) -> tuple[int, int, int]:
     kind, shard, raw, offset = decode_stream_index_key(key)
-    return kind, shard, raw - _SIGN, offset
+    if kind != b"T":
+        raise _malformed(key)
+    return shard, raw - _SIGN, offset
+
+
+def stream_expiry_key(expire_at_ms: int, shard: int, offset: int) -> bytes:
+    """Time first, so that what is due is found without asking every shard."""
+    return _STREAM_INDEX.pack(b"E", expire_at_ms + _SIGN, shard, offset)
+
+
+def stream_expiry_bound(time_ms: int) -> bytes:
+    """The end (exclusive) of all records that expire before `time_ms`."""
+    return b"E" + _U64.pack(time_ms + _SIGN)
+
+
+def decode_stream_expiry_key(key: bytes) -> tuple[int, int, int]:
+    kind, raw, shard, offset = decode_stream_index_key(key)
+    if kind != b"E":
+        raise _malformed(key)
+    return raw - _SIGN, shard, offset
 
 
 def _shard_of(key: bytes, kind: bytes) -> int:
