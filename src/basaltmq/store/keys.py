@@ -19,6 +19,15 @@ value can collide with a separator and no prefix of one key set reaches into ano
     lease expiry     | expires ns u64 | lp(queue) | id (16) |
     queue            | queue name |
     state            | name |
+    body             | body id (16) |
+    content ref      | body id (16) | message id (16) |
+    queue stats      | queue name |
+    lease call       | lp(queue) | token u64 |
+    lease call expiry| expires ns u64 | lp(queue) | token u64 |
+    timed message    | lp(queue) | at ns u64 | lp(fairness key) | enqueued ns u64 | id (16) |
+    timer            | due ns u64 | kind (1) | lp(queue) |
+    dedup            | lp(queue) | lp(publisher's id) |
+    dedup expiry     | lp(queue) | expires ns u64 | lp(publisher's id) |
     consumer offset  | lp(group) | topic uuid (16) | partition u32 |
     quarantine       | lp(family label) | the row's own key |
     topic group      | topic uuid (16) | lp(group) |
@@ -300,6 +309,138 @@ def state_key(name: str) -> bytes:
 
 def decode_state_key(key: bytes) -> str:
     return _whole_text(key)
+
+
+def body_key(body_id: bytes) -> bytes:
+    return _sized_id(body_id)
+
+
+def decode_body_key(key: bytes) -> bytes:
+    _exactly(key, _ID_BYTES)
+    return key
+
+
+def content_ref_key(body_id: bytes, message_id: bytes) -> bytes:
+    return _sized_id(body_id) + _sized_id(message_id)
+
+
+def content_ref_prefix(body_id: bytes) -> bytes:
+    return _sized_id(body_id)
+
+
+def decode_content_ref_key(key: bytes) -> tuple[bytes, bytes]:
+    _exactly(key, 2 * _ID_BYTES)
+    return key[:_ID_BYTES], key[_ID_BYTES:]
+
+
+def queue_stats_key(queue: str) -> bytes:
+    return _whole(queue)
+
+
+def decode_queue_stats_key(key: bytes) -> str:
+    return _whole_text(key)
+
+
+def lease_call_key(queue: str, token: int) -> bytes:
+    return lp(queue) + _U64.pack(token)
+
+
+def lease_call_prefix(queue: str) -> bytes:
+    return lp(queue)
+
+
+def decode_lease_call_key(key: bytes) -> tuple[str, int]:
+    queue, at = _take_text(key, 0)
+    _exactly(key, at + 8)
+    return queue, int.from_bytes(key[at:], "big")
+
+
+def lease_call_expiry_key(expires_ns: int, queue: str, token: int) -> bytes:
+    return _U64.pack(expires_ns) + lp(queue) + _U64.pack(token)
+
+
+def decode_lease_call_expiry_key(key: bytes) -> tuple[int, str, int]:
+    queue, at = _take_text(key, 8)
+    _exactly(key, at + 8)
+    return int.from_bytes(key[:8], "big"), queue, int.from_bytes(key[at:], "big")
+
+
+def timed_message_key(queue: str, at_ns: int, fairness_key: str, enqueued_ns: int, message_id: bytes) -> bytes:
+    return lp(queue) + _U64.pack(at_ns) + lp(fairness_key) + _TIME_ID.pack(enqueued_ns, message_id)
+
+
+def timed_message_prefix(queue: str) -> bytes:
+    return lp(queue)
+
+
+def timed_message_bound(queue: str, at_ns: int) -> bytes:
+    """The end (exclusive) of all of a queue's rows before `at_ns`."""
+    return lp(queue) + _U64.pack(at_ns)
+
+
+def decode_timed_message_key(key: bytes) -> tuple[str, int, str, int, bytes]:
+    queue, at = _take_text(key, 0)
+    fairness_key, end = _take_text(key, at + 8)
+    _exactly(key, end + _TIME_ID.size)
+    enqueued_ns, message_id = _TIME_ID.unpack_from(key, end)
+    return queue, int.from_bytes(key[at : at + 8], "big"), fairness_key, enqueued_ns, message_id
+
+
+def timed_of(message: bytes, at_ns: int) -> bytes:
+    """The timed key of the message with this key, without taking it apart."""
+    middle = 2 + int.from_bytes(message[:2], "big")
+    return message[:middle] + _U64.pack(at_ns) + message[middle:]
+
+
+def message_of(timed: bytes) -> tuple[bytes, int]:
+    """The message's own key out of a timed one, and the time."""
+    middle = 2 + int.from_bytes(timed[:2], "big")
+    return timed[:middle] + timed[middle + 8 :], int.from_bytes(timed[middle : middle + 8], "big")
+
+
+def timer_key(due_ns: int, kind: bytes, queue: str) -> bytes:
+    return _U64.pack(due_ns) + kind + lp(queue)
+
+
+def timer_bound(due_ns: int) -> bytes:
+    """The end (exclusive) of all timers due before `due_ns`."""
+    return _U64.pack(due_ns)
+
+
+def decode_timer_key(key: bytes) -> tuple[int, bytes, str]:
+    queue, at = _take_text(key, 9)
+    _exactly(key, at)
+    return int.from_bytes(key[:8], "big"), key[8:9], queue
+
+
+def dedup_key(queue: str, publisher_id: bytes) -> bytes:
+    return lp(queue) + lp(publisher_id)
+
+
+def dedup_prefix(queue: str) -> bytes:
+    return lp(queue)
+
+
+def decode_dedup_key(key: bytes) -> tuple[str, bytes]:
+    queue, at = _take_text(key, 0)
+    publisher_id, at = take_lp(key, at)
+    _exactly(key, at)
+    return queue, publisher_id
+
+
+def dedup_expiry_key(queue: str, expires_ns: int, publisher_id: bytes) -> bytes:
+    return lp(queue) + _U64.pack(expires_ns) + lp(publisher_id)
+
+
+def dedup_expiry_prefix(queue: str) -> bytes:
+    return lp(queue)
+
+
+def decode_dedup_expiry_key(key: bytes) -> tuple[str, int, bytes]:
+    queue, at = _take_text(key, 0)
+    publisher_id, end = take_lp(key, at + 8)
+    _exactly(key, end)
+    return queue, int.from_bytes(key[at : at + 8], "big"), publisher_id
 
 
 def consumer_offset_key(group: str, topic_id: UUID, partition: int) -> bytes:

@@ -40,6 +40,7 @@ I64 = st.sampled_from([-(2**63), -1, 0, 1, 2**63 - 1]) | st.integers(-(2**63), 2
 
 BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "message_id:bytes": st.binary(min_size=16, max_size=16),
+    "body_id:bytes": st.binary(min_size=16, max_size=16),
     "kind:bytes": st.binary(min_size=1, max_size=1),
     "role:int": st.integers(0, 255),
     "chunk:int": U32,
