@@ -9,8 +9,12 @@
 There is no timer. While a sync runs the next group gathers; a lone commit is synced at once. A member joins its group
 before the group is taken, and the group is taken before its sync begins, so what it confirms was written before the
 sync. A failed sync fails exactly those who were waiting and poisons the store: whether their bytes reached the disk
-is not known, and only recovery can tell. Batches written together that the store refuses (too large, stalled) are
-written again one by one, so that only the culprit fails.
+is not known, and only recovery can tell. Batches written together that the store refuses (one is malformed, all
+together are too large) are written again one by one, so that only the culprit fails. A stall is nobody's fault and
+fails them all, with nothing written.
+
+Cancelling a future does not take its batch back. A loop that was closed while it waited gets no answer; its batch is
+written and durable like the others.
 
 Budget: one loop serves 64 committers at about 20 us of Python each, the write included. 64 threads cost about 40 us
 each, most of it the interpreter lock changing hands: that is CPython's limit, not the disk's.
@@ -24,9 +28,19 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Final, Protocol, TypeVar
 
-from basaltmq.errors import BasaltError, StorageError, StoreClosedError, StorePoisonedError
+from basaltmq.errors import (
+    BasaltError,
+    InvalidArgumentError,
+    LimitExceededError,
+    StorageError,
+    StoreClosedError,
+    StoreStalledError,
+)
 from basaltmq.store.api import Store
-from basaltmq.store.batch import Batch
+from basaltmq.store.batch import BATCH_BYTES_MAX, Batch
+
+GROUP_BYTES_MAX: Final = BATCH_BYTES_MAX
+"""What `submit` lets wait for one sync; past it the disk is behind and the submitter is told so."""
 
 CLOSE_WAIT_S: Final = 60.0
 """A sync that takes longer than this at close is a disk that has gone away."""
@@ -102,10 +116,11 @@ class _Awaiter:
 class _Group:
     """Those who wait for one sync."""
 
-    __slots__ = ("futures", "members")
+    __slots__ = ("futures", "members", "submitted_bytes")
 
     def __init__(self) -> None:
         self.members: list[_Member] = []
+        self.submitted_bytes = 0
         self.futures: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
 
     def __bool__(self) -> bool:
@@ -202,6 +217,7 @@ class GroupSync:
             try:
                 self._target.sync()
             except BasaltError as failure:
+                self._target.poison(failure)
                 error = failure
             except Exception as failure:
                 self._target.poison(failure)
@@ -231,9 +247,22 @@ class GroupCommit(GroupSync):
         member.wait()
 
     def submit(self, batch: Batch) -> Future[None]:
-        """Hand a batch over from any thread; the future resolves when it is written and durable."""
+        """Hand a batch over from any thread; the future resolves when it is written and durable.
+
+        Raises StoreStalledError, with nothing taken, when too much waits already.
+        """
         member = _Promise(batch)
-        self._join(member)
+        size_bytes = batch.size_bytes()
+        with self._lock:
+            self._require_open()
+            group = self._group
+            if group.members and group.submitted_bytes + size_bytes > GROUP_BYTES_MAX:
+                raise StoreStalledError(
+                    f"{group.submitted_bytes} bytes wait for the disk already; wait for a future before the next batch"
+                )
+            group.submitted_bytes += size_bytes
+            group.members.append(member)
+            self._wake_up()
         return member.future
 
     def commit_async(self, batch: Batch) -> asyncio.Future[None]:
@@ -253,6 +282,9 @@ class GroupCommit(GroupSync):
 
     def _end_tick(self, tick: _Tick) -> None:
         awaiters, tick.awaiters = tick.awaiters, []
+        if self._closing:
+            _settle_all(awaiters, StoreClosedError("the store is closing; nothing was written"))
+            return
         written = _write_together(self._store, awaiters, wait_ms=0)
         if written:
             try:
@@ -277,11 +309,8 @@ def _write_together(store: Store, members: Sequence[_M], wait_ms: int | None) ->
         together.extend(member.batch)
     try:
         store.write(together, wait_ms=wait_ms)
-    except StorePoisonedError as error:
-        _settle_all(members, error)
-        return []
     except BasaltError as error:
-        if len(members) > 1:
+        if len(members) > 1 and isinstance(error, (InvalidArgumentError, LimitExceededError)):
             return [member for each in members for member in _write_together(store, [each], wait_ms)]
         _settle_all(members, error)
         return []
