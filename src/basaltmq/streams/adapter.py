@@ -141,7 +141,7 @@ class StorageAdapter(Protocol):
         ...
 
     def place(self, spec: ShardSpec) -> ShardSpec:
-        """The same with the engine's choices (a lane) filled in, for those who create shards in a batch of their own."""
+        """The same with the engine's choices (a lane) filled in, for those who create shards in their own batch."""
         ...
 
     def delete_shard(self, shard: int) -> None:
@@ -151,7 +151,8 @@ class StorageAdapter(Protocol):
     def plan_delete(self, batch: Batch, shard: int) -> None:
         """Add to `batch` the removal of a shard's rows, for those who delete it together with other things.
 
-        From here on the shard takes no writes. When the batch is written call `forget`; if it is not, `revive`.
+        From here on the shard takes no writes. When the batch is written call `forget`; if it is not, `revive`. Not to
+        be called while `Shards.exclusive` is held.
         """
         ...
 
@@ -161,6 +162,10 @@ class StorageAdapter(Protocol):
 
     def revive(self, shard: int) -> None:
         """The shard's deletion was not written: take writes again."""
+        ...
+
+    def reconfigured(self, shard: int) -> None:
+        """The shard's row has another config; what it indexes is the same."""
         ...
 
     def list_shard(self, after: int = 0, limit: int = SHARDS_LISTED_MAX) -> list[ShardInfo]:

@@ -145,6 +145,19 @@ class ShardSpec(msgspec.Struct, frozen=True):
     start_offset: int = 0
     flags: int = 0
 
+    def check(self) -> None:
+        self.config.check()
+        check_durability(self.engine, self.config.durability)
+
+
+def check_durability(engine: Engine, durability: Durability) -> None:
+    """An engine in memory cannot promise more."""
+    if engine is Engine.MEMORY and durability is not Durability.MEMORY:
+        raise InvalidConfigError(
+            f"the memory engine keeps nothing on disk and cannot promise {durability.value!r}; "
+            "use durability 'memory', or the engine 'rocksdb' or 'segment'"
+        )
+
 
 class ShardMeta(msgspec.Struct, frozen=True):
     """A shard's row."""
@@ -314,7 +327,7 @@ class Shards:
                 f"{len(specs)} shards in one step are too many: at most {SHARDS_PER_BATCH_MAX}; create them in steps"
             )
         for spec in specs:
-            spec.config.check()
+            spec.check()
             if not 0 <= spec.partition <= PARTITION_MAX:
                 raise InvalidArgumentError(f"partition {spec.partition} is out of range: 0 to {PARTITION_MAX}")
             if not spec.flags & SHADOW and self.number_of(spec.topic_id, spec.partition) is not None:
@@ -415,7 +428,10 @@ class Shards:
         return changed
 
     def exclusive(self) -> threading.RLock:
-        """Held while a plan made from rows is written, so that no other change comes between."""
+        """Held while a plan made from rows is written, so that no other change comes between.
+
+        An engine's lock of a shard is taken before it, never while it is held.
+        """
         return self._lock
 
     def forget(self, number: int) -> None:

@@ -1,0 +1,332 @@
+"""Committed offsets of consumer groups (SPEC B7), by group, topic and partition.
+
+Rows in family `consumer_offsets`, with the WAL; and one empty row per (topic, group) in `topic_groups`, so that the
+groups of a topic are found without a walk over all groups:
+
+    lp(group) | topic uuid | partition u32
+        ->  | version u8 | offset u64 | committed ms i64 | epoch i32 | metadata utf-8 to the end |
+
+Keyed by topic and partition, not by shard number: a topic that moves to another engine keeps its groups, and a topic
+that is deleted and made again, having another id, does not meet the old ones.
+
+Two strategies behind one interface. `PersistentOffsets` answers when the commit is durable. `CachedOffsets` answers at
+once and writes in the background: a crash may take back the last commits (records are then read again, never
+skipped). A flush that fails keeps its entries, and a commit that came meanwhile wins over the one being flushed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from struct import Struct as Layout
+from typing import Final, Protocol, TypeAlias
+from uuid import UUID
+
+import msgspec
+
+from basaltmq.errors import BasaltError, CorruptionError, InvalidArgumentError, LimitExceededError, StoreClosedError
+from basaltmq.store import keys
+from basaltmq.store.api import Store
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+from basaltmq.streams.shards import OFFSET_MAX
+
+_ROW: Final = Layout(">BQqi")
+ROW_VERSION: Final = 1
+
+METADATA_BYTES_MAX: Final = 4096
+"""Free text a consumer keeps with its offset: Kafka's default limit."""
+
+GROUP_BYTES_MAX: Final = 1024
+"""A group's name is part of every one of its keys."""
+
+DIRTY_MAX: Final = 100_000
+"""Offsets held back in memory, about 30 MB; the commit that passes it flushes itself."""
+
+FLUSH_INTERVAL_MS: Final = 1_000
+"""What a crash may take back with the cached strategy."""
+
+TopicPartition: TypeAlias = tuple[UUID, int]
+
+
+class Commit(msgspec.Struct, frozen=True, gc=False):
+    """What a group said about a partition."""
+
+    offset: int
+    """The next one to read."""
+    committed_ms: int = 0
+    epoch: int = -1
+    metadata: str = ""
+
+    def encode(self) -> bytes:
+        return _ROW.pack(ROW_VERSION, self.offset, self.committed_ms, self.epoch) + self.metadata.encode()
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Commit:
+        if len(raw) < _ROW.size:
+            raise CorruptionError(f"a committed offset has {len(raw)} bytes, fewer than {_ROW.size}")
+        version, offset, committed_ms, epoch = _ROW.unpack_from(raw)
+        if version != ROW_VERSION:
+            raise CorruptionError(f"a committed offset has version {version}, this Basalt knows {ROW_VERSION}")
+        try:
+            return cls(offset, committed_ms, epoch, raw[_ROW.size :].decode())
+        except UnicodeDecodeError as error:
+            raise CorruptionError(f"the metadata of a committed offset is not UTF-8: {error}") from error
+
+
+class Durable(Protocol):
+    """What waits for durability; a `GroupSync` does."""
+
+    def wait_durable(self) -> None: ...
+
+    def durable(self) -> asyncio.Future[None]: ...
+
+
+class Offsets(Protocol):
+    """A strategy."""
+
+    def commit(self, group: str, commits: Mapping[TopicPartition, int | Commit]) -> None:
+        """Remember what the group reads next. A lower offset than before is a rewind, and as good."""
+        ...
+
+    def committed(self, group: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Commit]:
+        """What is known of the partitions asked for."""
+        ...
+
+    def of_group(self, group: str) -> dict[TopicPartition, Commit]:
+        """All a group has committed."""
+        ...
+
+    def groups(self, after: str | None = None) -> Iterator[str]:
+        """Every group that has committed something, in the order of their keys (length, then bytes)."""
+        ...
+
+    def groups_of(self, topic_id: UUID) -> list[str]:
+        """The groups that have committed to a topic."""
+        ...
+
+    def delete(self, group: str, partitions: Collection[TopicPartition] | None = None) -> int:
+        """Forget a group, or only some of its partitions. Durable on return; how many offsets went."""
+        ...
+
+    def plan_delete_topic(self, batch: Batch, topic_id: UUID) -> None:
+        """Add to `batch` the removal of every group's offsets of a topic."""
+        ...
+
+    def flush(self) -> None:
+        """Write and sync what is held back."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class PersistentOffsets:
+    """Durable before it answers."""
+
+    def __init__(self, store: Store, sync: Durable, clock_ms: Callable[[], int]) -> None:
+        self._store = store
+        self._sync = sync
+        self._clock_ms = clock_ms
+
+    def commit(self, group: str, commits: Mapping[TopicPartition, int | Commit]) -> None:
+        self._write(group, commits)
+        self._sync.wait_durable()
+
+    def commit_async(self, group: str, commits: Mapping[TopicPartition, int | Commit]) -> asyncio.Future[None]:
+        """As `commit`; a future of the running loop that resolves when durable."""
+        self._write(group, commits)
+        return self._sync.durable()
+
+    def committed(self, group: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Commit]:
+        wanted = [keys.consumer_offset_key(group, topic, partition) for topic, partition in partitions]
+        rows = self._store.get_many(Family.CONSUMER_OFFSETS, wanted)
+        return {at: Commit.decode(raw) for at, raw in zip(partitions, rows, strict=True) if raw is not None}
+
+    def of_group(self, group: str) -> dict[TopicPartition, Commit]:
+        found = {}
+        for key, raw in self._store.scan(Family.CONSUMER_OFFSETS, *keys.prefix_range(keys.lp(group))):
+            _, topic_id, partition = keys.decode_consumer_offset_key(key)
+            found[topic_id, partition] = Commit.decode(raw)
+        return found
+
+    def groups(self, after: str | None = None) -> Iterator[str]:
+        start: bytes | None = b"" if after is None else keys.prefix_range(keys.lp(after))[1]
+        while start is not None:
+            # A seek per group, so that groups with many partitions cost no more than others.
+            row = next(self._store.scan(Family.CONSUMER_OFFSETS, start), None)
+            if row is None:
+                return
+            group = keys.decode_consumer_offset_key(row[0])[0]
+            yield group
+            start = keys.prefix_range(keys.lp(group))[1]
+
+    def groups_of(self, topic_id: UUID) -> list[str]:
+        rows = self._store.scan(Family.TOPIC_GROUPS, *keys.prefix_range(keys.topic_group_prefix(topic_id)))
+        return [keys.decode_topic_group_key(key)[1] for key, _ in rows]
+
+    def delete(self, group: str, partitions: Collection[TopicPartition] | None = None) -> int:
+        known = self.of_group(group)
+        going = [at for at in known if partitions is None or at in partitions]
+        staying = {topic_id for topic_id, _ in known.keys() - set(going)}
+        batch = Batch()
+        for topic_id, partition in going:
+            batch.delete(Family.CONSUMER_OFFSETS, keys.consumer_offset_key(group, topic_id, partition))
+            if topic_id not in staying:
+                batch.delete(Family.TOPIC_GROUPS, keys.topic_group_key(topic_id, group))
+        if going:
+            self._store.write(batch)
+            self._sync.wait_durable()
+        return len(going)
+
+    def plan_delete_topic(self, batch: Batch, topic_id: UUID) -> None:
+        for group in self.groups_of(topic_id):
+            start, end = keys.prefix_range(keys.lp(group) + topic_id.bytes)
+            for key, _ in self._store.scan(Family.CONSUMER_OFFSETS, start, end):
+                batch.delete(Family.CONSUMER_OFFSETS, key)
+            batch.delete(Family.TOPIC_GROUPS, keys.topic_group_key(topic_id, group))
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+    def _write(self, group: str, commits: Mapping[TopicPartition, int | Commit]) -> None:
+        checked = checked_commits(group, commits, self._clock_ms())
+        batch = Batch()
+        for (topic_id, partition), commit in checked.items():
+            put_commit(batch, group, topic_id, partition, commit)
+        self._store.write(batch)
+
+
+class CachedOffsets:
+    """Answers at once; a thread writes what has gathered."""
+
+    def __init__(
+        self,
+        store: Store,
+        sync: Durable,
+        clock_ms: Callable[[], int],
+        *,
+        flush_interval_ms: int | None = FLUSH_INTERVAL_MS,
+        failed: Callable[[BasaltError], None] | None = None,
+    ) -> None:
+        """`flush_interval_ms` None: only `flush` and `close` write. `failed` hears of flushes that failed."""
+        self._below = PersistentOffsets(store, sync, clock_ms)
+        self._store = store
+        self._sync = sync
+        self._clock_ms = clock_ms
+        self._failed = failed
+        self._lock = threading.Lock()
+        self._dirty: dict[tuple[str, UUID, int], Commit] = {}
+        self._flushing = threading.RLock()
+        """One flush at a time, and none while rows are deleted, so that a late one cannot bring them back."""
+        self._closed = False
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        if flush_interval_ms is not None:
+            self._thread = threading.Thread(
+                target=self._run, args=(flush_interval_ms / 1000,), name="basalt-offsets", daemon=True
+            )
+            self._thread.start()
+
+    def commit(self, group: str, commits: Mapping[TopicPartition, int | Commit]) -> None:
+        checked = checked_commits(group, commits, self._clock_ms())
+        with self._lock:
+            if self._closed:
+                raise StoreClosedError("the offsets are closed; the commit was not taken")
+            for (topic_id, partition), commit in checked.items():
+                self._dirty[group, topic_id, partition] = commit
+            full = len(self._dirty) > DIRTY_MAX
+        if full:
+            self.flush()
+
+    def committed(self, group: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Commit]:
+        with self._lock:
+            dirty = {at: self._dirty.get((group, *at)) for at in partitions}
+        found = self._below.committed(group, [at for at, commit in dirty.items() if commit is None])
+        found.update({at: commit for at, commit in dirty.items() if commit is not None})
+        return found
+
+    def of_group(self, group: str) -> dict[TopicPartition, Commit]:
+        # What is dirty is looked at first: a flush in between then shows up below, not nowhere.
+        with self._lock:
+            dirty = {(topic, part): commit for (of, topic, part), commit in self._dirty.items() if of == group}
+        return self._below.of_group(group) | dirty
+
+    def groups(self, after: str | None = None) -> Iterator[str]:
+        self.flush()
+        return self._below.groups(after)
+
+    def groups_of(self, topic_id: UUID) -> list[str]:
+        with self._lock:
+            dirty = {group for group, topic, _ in self._dirty if topic == topic_id}
+        return sorted(dirty.union(self._below.groups_of(topic_id)))
+
+    def delete(self, group: str, partitions: Collection[TopicPartition] | None = None) -> int:
+        with self._flushing:
+            self.flush()
+            return self._below.delete(group, partitions)
+
+    def plan_delete_topic(self, batch: Batch, topic_id: UUID) -> None:
+        # Flushed first: then the rows are all there is, and a batch that is not written after all has lost nothing.
+        with self._flushing:
+            self.flush()
+            self._below.plan_delete_topic(batch, topic_id)
+
+    def flush(self) -> None:
+        with self._flushing:
+            with self._lock:
+                taken = dict(self._dirty)
+            if not taken:
+                return
+            batch = Batch()
+            for (group, topic_id, partition), commit in taken.items():
+                put_commit(batch, group, topic_id, partition, commit)
+            self._store.write(batch)
+            self._sync.wait_durable()
+            with self._lock:
+                for at, commit in taken.items():
+                    if self._dirty.get(at) is commit:
+                        del self._dirty[at]
+
+    def close(self) -> None:
+        """Flush, then stop. Fails if the flush fails; the entries are then still dirty, and it may be tried again."""
+        self.flush()
+        with self._lock:
+            self._closed = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.flush()
+
+    def _run(self, interval_s: float) -> None:
+        while not self._wake.wait(interval_s):
+            try:
+                self.flush()
+            except BasaltError as error:
+                if self._failed is not None:
+                    self._failed(error)
+
+
+def checked_commits(
+    group: str, commits: Mapping[TopicPartition, int | Commit], now_ms: int
+) -> dict[TopicPartition, Commit]:
+    """The commits with their time, or an error that says what is wrong with one."""
+    if not group or len(group.encode()) > GROUP_BYTES_MAX:
+        raise InvalidArgumentError(f"a group's name has 1 to {GROUP_BYTES_MAX} bytes of UTF-8, not {group!r:.80}")
+    checked = {}
+    for at, given in commits.items():
+        commit = given if isinstance(given, Commit) else Commit(given)
+        if not 0 <= commit.offset <= OFFSET_MAX:
+            raise InvalidArgumentError(f"group {group!r}: offset {commit.offset} is out of range: 0 to {OFFSET_MAX}")
+        if len(commit.metadata.encode()) > METADATA_BYTES_MAX:
+            raise LimitExceededError(f"group {group!r}: an offset's metadata is over {METADATA_BYTES_MAX} bytes")
+        checked[at] = commit if commit.committed_ms else msgspec.structs.replace(commit, committed_ms=now_ms)
+    return checked
+
+
+def put_commit(batch: Batch, group: str, topic_id: UUID, partition: int, commit: Commit) -> None:
+    batch.put(Family.CONSUMER_OFFSETS, keys.consumer_offset_key(group, topic_id, partition), commit.encode())
+    batch.put(Family.TOPIC_GROUPS, keys.topic_group_key(topic_id, group), b"")

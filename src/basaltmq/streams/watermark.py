@@ -1,0 +1,117 @@
+"""The high watermark: what readers of a shard may see.
+
+    shard   ... 41 42 | 43 44 45 | 46 | 47 48
+                       └ synced,   └ written
+                         waiting
+                      ^ high watermark            ^ next offset
+
+A write that asked for `synced` hides itself, and all after it, until a sync that began after it has returned; so a
+reader never sees a record that a power loss could take back. Writes of lower levels are visible at once unless such a
+write lies before them.
+
+Writes are counted when they have returned from the store. A sync remembers the count before it begins: what was
+counted then is what it makes durable. The watermarks move before those who wait are told, so that a writer that was
+told can read what it wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from typing import Final
+
+from basaltmq.store.api import Store
+from basaltmq.store.commit import GroupSync
+from basaltmq.streams.durability import Durability
+
+UNSYNCED_APPENDS_MAX: Final = 10_000
+"""Appends that may wait for a sync nobody asked for; the next one waits itself."""
+
+
+class Visible:
+    """The visible part of one shard. Guarded by the shard's lock."""
+
+    __slots__ = ("__weakref__", "high_watermark", "lock", "next_offset", "unsynced")
+
+    def __init__(self, next_offset: int) -> None:
+        self.lock = threading.RLock()
+        self.next_offset = next_offset
+        self.high_watermark = next_offset
+        self.unsynced: deque[tuple[int, int]] = deque()
+        """(sequence, first offset) of writes that wait for a sync."""
+
+    def settle(self) -> None:
+        self.high_watermark = self.unsynced[0][1] if self.unsynced else self.next_offset
+
+
+class Watermarks:
+    """Counts the writes of one store and moves the watermarks of its shards with its syncs."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._written = 0
+        self._synced = 0
+        self._waiting: deque[tuple[int, Visible]] = deque()
+        self.group = GroupSync(self)
+
+    def written(self, shard: Visible, base_offset: int, durability: Durability) -> int:
+        """A write at `base_offset` has returned, and `next_offset` was moved; its sequence. Under the shard's lock."""
+        with self._lock:
+            self._written += 1
+            sequence = self._written
+            if durability is Durability.SYNCED:
+                self._waiting.append((sequence, shard))
+                shard.unsynced.append((sequence, base_offset))
+        shard.settle()
+        return sequence
+
+    def hold(self) -> None:
+        """Wait for a sync if too many writes wait for one. Not under a shard's lock."""
+        if len(self._waiting) > UNSYNCED_APPENDS_MAX:
+            self.group.wait_durable()
+
+    def wait(self, sequence: int) -> None:
+        if sequence > self._synced:
+            self.group.wait_durable()
+
+    def wait_all(self) -> None:
+        """Return when everything written to the store so far is durable."""
+        self.group.wait_durable()
+
+    def confirmed(self, sequence: int) -> asyncio.Future[None]:
+        if sequence > self._synced:
+            return self.group.durable()
+        return done()
+
+    def sync(self) -> None:
+        """One sync of the store, by the group's thread."""
+        with self._lock:
+            covered = self._written
+        self._store.sync()
+        moved: list[Visible] = []
+        with self._lock:
+            waiting = self._waiting
+            while waiting and waiting[0][0] <= covered:
+                moved.append(waiting.popleft()[1])
+        for shard in moved:
+            with shard.lock:
+                while shard.unsynced and shard.unsynced[0][0] <= covered:
+                    shard.unsynced.popleft()
+                shard.settle()
+        self._synced = covered
+
+    def poison(self, error: BaseException) -> None:
+        self._store.poison(error)
+
+    def close(self) -> None:
+        """Sync what waits, then stop. The store stays open."""
+        self.group.close()
+
+
+def done() -> asyncio.Future[None]:
+    """A future of the running loop that has its answer."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    future.set_result(None)
+    return future
