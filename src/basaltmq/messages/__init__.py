@@ -1,1 +1,1 @@
-"""."""
+"""The message store: content once, entries per queue, prepared branches, recovery."""
