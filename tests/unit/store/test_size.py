@@ -1,0 +1,264 @@
+"""Overfull and underfull: the marks on a store of the test's own size, the space on a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from basaltmq.errors import InvalidConfigError, StoreClosedError, StoreOverfullError, StorePoisonedError
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import MIB, Family
+from basaltmq.store.keys import content_key, metadata_key
+from basaltmq.store.memory import MemoryStore
+from basaltmq.store.open import open_store
+from basaltmq.store.size import STEP_BYTES_MAX, STEP_BYTES_MIN, SizeGuard
+
+WAIT_S = 60
+OVER = 16 * MIB
+UNDER = 8 * MIB
+
+pytestmark = pytest.mark.spec("A11")
+
+
+class Scale(MemoryStore):
+    """A store that weighs what the test says."""
+
+    def __init__(self, weight: int = 0) -> None:
+        super().__init__()
+        self.weight = weight
+        self.measured = 0
+        self.compacted = threading.Semaphore(0)
+
+    def size_bytes(self) -> int:
+        self.require_open()
+        self.measured += 1
+        return self.weight
+
+    def properties(self, family: Family | None = None) -> dict[str, int]:
+        self.require_open()
+        return {"sst-bytes": 90 if family is Family.MESSAGES else 0, "blob-bytes": 10 if family is Family.LEASES else 0}
+
+    def compact(self, family: Family | None = None) -> None:
+        self.require_open()
+        self.compacted.release()
+
+
+def guard_of(scale: Scale) -> SizeGuard:
+    return SizeGuard(scale, overfull_bytes=OVER, underfull_bytes=UNDER)
+
+
+def test_the_state_changes_at_the_marks_and_stays_between_them() -> None:
+    scale = Scale()
+    guard = guard_of(scale)
+    seen: list[tuple[bool, int]] = []
+    guard.listen(lambda overfull, size_bytes: seen.append((overfull, size_bytes)))
+    for weight, overfull in [
+        (UNDER, False),
+        (OVER - 1, False),
+        (OVER, True),
+        (OVER + 5, True),
+        (OVER - 1, True),
+        (UNDER + 1, True),
+        (UNDER, False),
+        (OVER - 1, False),
+        (OVER, True),
+        (0, False),
+    ]:
+        scale.weight = weight
+        assert guard.measure() == weight
+        assert guard.overfull is overfull, weight
+    assert seen == [(True, OVER), (False, UNDER), (True, OVER), (False, 0)]
+    guard.close()
+
+
+@pytest.mark.parametrize(("over", "under"), [(10, 10), (10, 11), (10, 0), (10, -1), (0, 0)])
+def test_marks_that_make_no_sense_are_refused(over: int, under: int) -> None:
+    with pytest.raises(InvalidConfigError, match="underfull_bytes"):
+        SizeGuard(Scale(), overfull_bytes=over, underfull_bytes=under)
+
+
+def test_a_store_opened_overfull_holds_producers_from_the_start() -> None:
+    guard = guard_of(Scale(OVER))
+    heard: list[bool] = []
+    guard.listen(lambda overfull, size_bytes: heard.append(overfull))
+    assert guard.overfull
+    assert heard == [True]
+    guard.close()
+
+
+@pytest.mark.promise("P8")
+def test_writes_are_measured_once_per_step() -> None:
+    scale = Scale()
+    guard = guard_of(scale)
+    before = scale.measured
+    for _ in range(80):
+        guard.wrote(guard.step_bytes // 8)
+    assert scale.measured - before == 10
+    scale.weight = OVER
+    guard.wrote(guard.step_bytes)
+    assert guard.overfull
+    guard.close()
+
+
+def test_the_step_follows_the_marks_within_bounds() -> None:
+    for gap, step in [(MIB, STEP_BYTES_MIN), (32 * MIB, 2 * MIB), (100_000 * MIB, STEP_BYTES_MAX)]:
+        guard = SizeGuard(Scale(), overfull_bytes=MIB + gap, underfull_bytes=MIB)
+        assert guard.step_bytes == step
+        guard.close()
+
+
+@pytest.mark.promise("P8")
+def test_producers_are_refused_between_the_marks_with_figures_and_remedy() -> None:
+    scale = Scale()
+    guard = guard_of(scale)
+    guard.admit()
+    scale.weight = OVER + 7
+    guard.measure()
+    scale.weight = UNDER + 1
+    guard.measure()
+    with pytest.raises(StoreOverfullError, match=f"{UNDER + 1} bytes, its limit is {OVER}.*down to {UNDER}") as caught:
+        guard.admit()
+    assert caught.value.retriable
+    scale.weight = UNDER
+    guard.measure()
+    guard.admit()
+    guard.close()
+
+
+def test_threads_wait_until_underfull() -> None:
+    scale = Scale(OVER)
+    guard = guard_of(scale)
+    assert guard.wait_underfull(0) is False
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(guard.wait_underfull, WAIT_S) for _ in range(2)]
+        scale.weight = UNDER
+        guard.measure()
+        assert [each.result(WAIT_S) for each in waiting] == [True, True]
+    assert guard.wait_underfull() is True
+    guard.close()
+
+
+def test_coroutines_wait_until_underfull() -> None:
+    scale = Scale(OVER)
+    guard = guard_of(scale)
+
+    async def run() -> None:
+        waiting = [asyncio.ensure_future(guard.until_underfull()) for _ in range(3)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        await asyncio.sleep(0)
+        assert not waiting[1].done()
+        scale.weight = 0
+        await asyncio.to_thread(guard.measure)
+        await asyncio.wait_for(asyncio.gather(*waiting[1:]), WAIT_S)
+        assert waiting[0].cancelled()
+        await guard.until_underfull()
+
+    asyncio.run(run())
+    guard.close()
+
+
+def test_close_ends_every_wait() -> None:
+    guard = guard_of(Scale(OVER))
+
+    async def run() -> None:
+        waiting = asyncio.ensure_future(guard.until_underfull())
+        blocked = asyncio.ensure_future(asyncio.to_thread(guard.wait_underfull, WAIT_S))
+        await asyncio.sleep(0)
+        guard.close()
+        for each in (waiting, blocked):
+            with pytest.raises(StoreClosedError):
+                await asyncio.wait_for(each, WAIT_S)
+
+    asyncio.run(run())
+    guard.close()
+
+
+@pytest.mark.promise("P11")
+def test_a_poisoned_store_ends_every_wait_with_its_cause() -> None:
+    scale = Scale(OVER)
+    guard = guard_of(scale)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(guard.wait_underfull, WAIT_S)
+        scale.poison(OSError("the disk went away"))
+        guard.wrote(1)
+        with pytest.raises(StorePoisonedError, match="went away"):
+            waiting.result(WAIT_S)
+    guard.close()
+
+
+def test_each_write_of_a_consumer_is_followed_by_another_attempt_to_reclaim() -> None:
+    scale = Scale(OVER)
+    guard = guard_of(scale)
+    for _ in range(3):
+        for _ in range(2):
+            assert scale.compacted.acquire(timeout=WAIT_S)
+        guard.wrote(1)
+    scale.weight = 0
+    guard.wrote(1)
+    assert guard.wait_underfull(WAIT_S)
+    guard.close()
+
+
+@pytest.mark.promise("P8")
+def test_consumers_alone_bring_a_real_store_back_below_its_mark(tmp_path: Path) -> None:
+    """Producers fill the store to its mark; consumers, never held, delete; the space comes back from the disk."""
+    store = open_store(tmp_path / "store")
+    guard = SizeGuard(store, overfull_bytes=24 * MIB, underfull_bytes=6 * MIB)
+    events: list[bool] = []
+    guard.listen(lambda overfull, size_bytes: events.append(overfull))
+    produced = 0
+    while True:
+        try:
+            guard.admit()
+        except StoreOverfullError:
+            break
+        batch = Batch()
+        for _ in range(50):
+            batch.put(Family.MESSAGE_METADATA, metadata_key(produced), os.urandom(600))
+            batch.put(Family.MESSAGE_CONTENT, content_key(produced, 0), os.urandom(6000))
+            produced += 1
+        store.write(batch)
+        guard.wrote(batch.size_bytes())
+        assert produced < 20_000, "the store never became overfull"
+    assert guard.size_bytes >= 24 * MIB
+    assert store.size_bytes() < 24 * MIB + 4 * guard.step_bytes
+    kept = 100
+    for first in range(0, produced - kept, 50):
+        batch = Batch()
+        for number in range(first, min(first + 50, produced - kept)):
+            batch.delete(Family.MESSAGE_METADATA, metadata_key(number))
+            batch.delete(Family.MESSAGE_CONTENT, content_key(number, 0))
+        store.write(batch)
+        guard.wrote(batch.size_bytes())
+    assert guard.wait_underfull(WAIT_S)
+    guard.admit()
+    assert store.size_bytes() <= 6 * MIB
+    on_disk = sum(
+        entry.stat().st_size for entry in (tmp_path / "store" / "kv").iterdir() if entry.suffix in (".sst", ".blob")
+    )
+    assert on_disk <= 6 * MIB
+    assert events == [True, False]
+    assert sum(1 for _ in store.scan(Family.MESSAGE_CONTENT)) == kept
+    guard.close()
+    store.close()
+
+
+def test_closing_the_store_under_a_reclaiming_guard_is_clean(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    batch = Batch()
+    for number in range(200):
+        batch.put(Family.MESSAGE_CONTENT, content_key(number, 0), os.urandom(10_000))
+    store.write(batch)
+    guard = SizeGuard(store, overfull_bytes=MIB, underfull_bytes=1000)
+    guard.wrote(1)
+    store.close()
+    with pytest.raises(StoreClosedError):
+        guard.wait_underfull(WAIT_S)
+    guard.close()
+    open_store(tmp_path / "store").close()
