@@ -75,7 +75,7 @@ def test_batches_that_overtake_each_other_never_set_the_row_back(data: st.DataOb
     waiting: list[int] = []
     done: list[int] = []
     for _ in range(30):
-        if waiting and data.draw(st.booleans()):
+        if data.draw(st.booleans()) and waiting:
             message_id = waiting.pop(data.draw(st.integers(0, len(waiting) - 1)))
             if not sequence.covers(message_id):
                 sequence.write(Batch())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import patch
 from uuid import UUID
@@ -138,12 +138,13 @@ def test_a_finished_transaction_refuses_everything(world: World, end: str) -> No
     transaction = Transaction(world.messages)
     message = world.put()
     getattr(transaction, end)()
-    for call in (
+    calls: list[Callable[[], object]] = [
         lambda: transaction.enqueue(QUEUE_A, message),
         lambda: transaction.dequeue(QUEUE_A, message.id),
         lambda: transaction.remove(message),
         transaction.commit,
-    ):
+    ]
+    for call in calls:
         with pytest.raises(TransactionError, match=f"cannot .*{end}"):
             call()
     if end == "commit":
