@@ -1,0 +1,315 @@
+"""Lanes: appending, rolling, reading, syncing, failing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from basaltmq.errors import (
+    CorruptionError,
+    DiskFullError,
+    StorageError,
+    StoreClosedError,
+    StorePoisonedError,
+    StoreTooNewError,
+)
+from basaltmq.log import lane as lane_module
+from basaltmq.log.lane import IOV_MAX, MARKERS, Lane, LaneOptions
+from basaltmq.log.segment import SegmentGoneError, SegmentState, parse_segment_name, segment_name
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+def open_lane(path: Path, clock: Clock | None = None, **options: int) -> Lane:
+    return Lane.open(path, clock_ms=clock or Clock(), random_u32=lambda: 77, options=LaneOptions(**options))
+
+
+def put(lane: Lane, data: bytes) -> int:
+    return lane.append((data,), len(data))
+
+
+def test_positions_run_through_the_lane_and_bytes_come_back(tmp_path: Path) -> None:
+    lane = open_lane(tmp_path / "lane")
+    first = put(lane, b"a" * 16)
+    second = lane.append((b"b" * 8, b"", b"c" * 8), 16)
+    assert (first, second, lane.end) == (0, 16, 32)
+    assert lane.read(16, 16) == b"b" * 8 + b"c" * 8
+    assert lane.read(16, 1000) == b"b" * 8 + b"c" * 8
+    lane.close()
+    again = open_lane(tmp_path / "lane")
+    assert (again.end, again.seed) == (32, 77)
+    assert put(again, b"d" * 8) == 32
+    again.close()
+
+
+@pytest.mark.spec("B5")
+def test_segments_roll_by_size_and_pass_through_their_states(tmp_path: Path) -> None:
+    lane = open_lane(tmp_path, segment_bytes=64)
+    for _ in range(3):
+        put(lane, bytes(40))
+    states = [segment.state for segment in lane.segments()]
+    assert states == [SegmentState.SEALING, SegmentState.SEALING, SegmentState.WRITE]
+    assert [segment.start for segment in lane.segments()] == [0, 40, 80]
+    assert lane.synced_position == 0
+    lane.sync()
+    assert lane.synced_position == lane.end == 120
+    assert [segment.state for segment in lane.segments()][:2] == [SegmentState.SEALED] * 2
+    gone = lane.segments()[0]
+    lane.delete(gone)
+    assert gone.state is SegmentState.DELETING
+    assert lane.start == 40
+    with pytest.raises(SegmentGoneError):
+        lane.read(0, 8)
+    assert lane.read(40, 40) == bytes(40)
+    lane.close()
+
+
+def test_a_frame_larger_than_a_segment_gets_one_of_its_own(tmp_path: Path) -> None:
+    lane = open_lane(tmp_path, segment_bytes=64)
+    put(lane, bytes(8))
+    assert put(lane, bytes(800)) == 8
+    assert put(lane, bytes(8)) == 808
+    assert [segment.size_bytes for segment in lane.segments()] == [8, 800, 8]
+    lane.close()
+
+
+@pytest.mark.spec("B5")
+def test_segments_roll_by_age_and_a_clock_going_back_makes_them_younger(tmp_path: Path) -> None:
+    clock = Clock()
+    lane = open_lane(tmp_path, clock, segment_age_ms=1000)
+    put(lane, bytes(8))
+    clock.now_ms += 999
+    put(lane, bytes(8))
+    assert len(lane.segments()) == 1
+    clock.now_ms += 1
+    put(lane, bytes(8))
+    assert len(lane.segments()) == 2
+    clock.now_ms -= 500_000
+    put(lane, bytes(8))
+    assert len(lane.segments()) == 2
+    clock.now_ms += 501_000
+    put(lane, bytes(8))
+    assert len(lane.segments()) == 3
+    lane.close()
+
+
+def test_an_empty_segment_is_not_rolled_for_its_age(tmp_path: Path) -> None:
+    clock = Clock()
+    lane = open_lane(tmp_path, clock, segment_age_ms=1000)
+    clock.now_ms += 5000
+    put(lane, bytes(8))
+    assert len(lane.segments()) == 1
+    lane.close()
+
+
+def test_short_writes_and_many_parts_are_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lane = open_lane(tmp_path)
+    real = os.writev
+
+    def short(fd: int, parts: Sequence[bytes | memoryview]) -> int:
+        return real(fd, [memoryview(b"".join(parts))[:7]])
+
+    monkeypatch.setattr(os, "writev", short)
+    data = bytes(range(100))
+    lane.append([data[at : at + 10] for at in range(0, 100, 10)], 100)
+    monkeypatch.undo()
+    many = [bytes((at % 256,)) * 3 for at in range(IOV_MAX * 2 + 5)]
+    position = lane.append(many, 3 * len(many))
+    assert lane.read(0, 100) == data
+    assert lane.read(position, 3 * len(many)) == b"".join(many)
+    lane.close()
+
+
+@pytest.mark.promise("P11")
+@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, DiskFullError), (errno.EIO, StorageError)])
+def test_a_failed_write_poisons_the_lane(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[StorageError]
+) -> None:
+    lane = open_lane(tmp_path)
+    put(lane, b"kept" * 2)
+    real = os.writev
+    calls = []
+
+    def fail(fd: int, parts: Sequence[bytes]) -> int:
+        calls.append(1)
+        if len(calls) == 1:
+            return real(fd, [b"abc"])
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "writev", fail)
+    with pytest.raises(kind, match="log"):
+        put(lane, b"x" * 16)
+    monkeypatch.undo()
+    with pytest.raises(StorePoisonedError, match="opened again"):
+        put(lane, b"x" * 16)
+    with pytest.raises(StorePoisonedError):
+        lane.sync()
+    assert lane.end == 8
+    assert lane.read(0, 100) == b"kept" * 2
+    lane.close()
+
+
+@pytest.mark.promise("P1", "P11")
+def test_a_failed_sync_poisons_the_lane_and_moves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lane = open_lane(tmp_path)
+    put(lane, bytes(8))
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, "gone")
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with pytest.raises(StorageError):
+        lane.sync()
+    monkeypatch.undo()
+    assert lane.synced_position == 0
+    with pytest.raises(StorePoisonedError):
+        lane.sync()
+    lane.close()
+
+
+@pytest.mark.promise("P8")
+def test_descriptors_are_bounded_whatever_the_number_of_segments(tmp_path: Path) -> None:
+    lane = open_lane(tmp_path, segment_bytes=8, read_files_max=3)
+    for at in range(20):
+        put(lane, bytes((at,)) * 8)
+    lane.sync()
+    for at in range(20):
+        assert lane.read(8 * at, 8) == bytes((at,)) * 8
+    assert lane.open_files() <= 4
+    lane.close()
+
+
+@pytest.mark.promise("P8")
+def test_reads_go_on_when_the_process_runs_out_of_descriptors(tmp_path: Path) -> None:
+    lane = open_lane(tmp_path, segment_bytes=8)
+    for at in range(6):
+        put(lane, bytes((at,)) * 8)
+    lane.sync()
+    lane.read(0, 8)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    in_use = len(os.listdir("/proc/self/fd")) - 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (in_use, hard))
+    try:
+        for at in range(6):
+            assert lane.read(8 * at, 8) == bytes((at,)) * 8
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    lane.close()
+
+
+def test_readers_run_beside_the_writer_and_survive_rolls_and_deletes(tmp_path: Path) -> None:
+    lane = open_lane(tmp_path, segment_bytes=4096, read_files_max=4)
+    stop = threading.Event()
+    faults: list[BaseException] = []
+
+    def read() -> None:
+        at = 0
+        try:
+            while not stop.is_set():
+                end = lane.end
+                at = at + 8 if at + 8 < end else lane.start
+                if at >= end:
+                    continue
+                try:
+                    found = lane.read(at, 8)
+                except SegmentGoneError:
+                    at = lane.start
+                    continue
+                assert found == at.to_bytes(8, "little")
+        except BaseException as error:
+            faults.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for _ in range(6000):
+        put(lane, lane.end.to_bytes(8, "little"))
+        if lane.end % 16384 == 0:
+            lane.sync()
+            lane.delete(lane.segments()[0])
+    stop.set()
+    for reader in readers:
+        reader.join(30)
+    assert not faults
+    lane.close()
+
+
+def test_a_reader_in_a_deleted_segment_finishes(tmp_path: Path) -> None:
+    lane = open_lane(tmp_path, segment_bytes=8)
+    put(lane, b"a" * 8)
+    put(lane, b"b" * 8)
+    lane.sync()
+    segment = lane.segments()[0]
+    lane.read(0, 8)
+    held = lane._files._open[0]
+    lane.delete(segment)
+    assert os.pread(held.fd, 8, 0) == b"a" * 8
+    assert not segment.path.exists()
+    lane.close()
+
+
+def test_a_missing_segment_is_named(tmp_path: Path) -> None:
+    lane = open_lane(tmp_path, segment_bytes=8)
+    put(lane, b"a" * 8)
+    put(lane, b"b" * 8)
+    lane.segments()[0].path.unlink()
+    with pytest.raises(CorruptionError, match=r"00000000000000000000\.log is missing"):
+        lane.read(0, 8)
+    lane.close()
+
+
+@pytest.mark.promise("P7")
+def test_one_damaged_marker_is_enough_two_are_not(tmp_path: Path) -> None:
+    open_lane(tmp_path).close()
+    (tmp_path / MARKERS[0]).write_bytes(b"00000000 {}")
+    assert open_lane(tmp_path).seed == 77
+    (tmp_path / MARKERS[1]).write_bytes(b"00000000 {}")
+    with pytest.raises(CorruptionError, match="LANE"):
+        open_lane(tmp_path)
+    for name in MARKERS:
+        (tmp_path / name).unlink()
+    with pytest.raises(CorruptionError, match="restore"):
+        open_lane(tmp_path)
+
+
+def test_a_later_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_module, "FORMAT_VERSION", 9)
+    open_lane(tmp_path).close()
+    monkeypatch.undo()
+    with pytest.raises(StoreTooNewError, match=r"9.*1"):
+        open_lane(tmp_path)
+
+
+def test_a_closed_lane_says_so(tmp_path: Path) -> None:
+    lane = open_lane(tmp_path)
+    lane.close()
+    lane.close()
+    with pytest.raises(StoreClosedError):
+        put(lane, b"x" * 8)
+
+
+def test_positions_are_never_given_out_twice_after_a_skip(tmp_path: Path) -> None:
+    lane = open_lane(tmp_path)
+    put(lane, bytes(8))
+    lane.skip_to(4096)
+    assert put(lane, bytes(8)) == 4096
+    lane.close()
+    assert [segment.start for segment in open_lane(tmp_path).segments()] == [0, 4096]
+
+
+@pytest.mark.parametrize("name", ["1.log", "0" * 20, "0" * 19 + "a.log", "٠" * 20 + ".log", ".log"])
+def test_other_names_are_no_segments(name: str) -> None:
+    assert parse_segment_name(name) is None
+    assert parse_segment_name(segment_name(1 << 62)) == 1 << 62
