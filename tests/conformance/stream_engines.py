@@ -1,0 +1,183 @@
+"""The stream engines that one suite runs over.
+
+An engine joins by one line in `ENGINES`. A `Rig` is an engine with everything around it that a test wants to touch: the
+clock, the store, and a gate that holds syncs back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+from uuid import UUID, uuid4
+
+from basaltmq.log.record import Record, StoredRecord
+from basaltmq.store.api import Store
+from basaltmq.store.memory import MemoryStore
+from basaltmq.store.open import open_store
+from basaltmq.streams.adapter import StorageAdapter
+from basaltmq.streams.durability import Durability
+from basaltmq.streams.memory_engine import MemoryEngine
+from basaltmq.streams.offsets import PersistentOffsets
+from basaltmq.streams.rocksdb_engine import RocksdbEngine
+from basaltmq.streams.shards import Engine, ShardConfig, Shards, ShardSpec
+from basaltmq.streams.watermark import Watermarks
+
+START_MS = 1_700_000_000_000
+
+
+class FakeClock:
+    """A clock that stands until it is moved, in either direction."""
+
+    def __init__(self, now_ms: int = START_MS) -> None:
+        self.now_ms = now_ms
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+class Elsewhere:
+    """Another node leads the shards named."""
+
+    def __init__(self) -> None:
+        self.elsewhere: dict[int, str] = {}
+
+    def leader_of(self, shard: int) -> str:
+        return self.elsewhere.get(shard, "")
+
+
+class GatedStore:
+    """A store whose syncs wait at a gate and whose writes may be made to fail."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.gate = threading.Event()
+        self.gate.set()
+        self.arrived = threading.Event()
+        self.fail_write: Exception | None = None
+        self.fail_sync: Exception | None = None
+        self.syncs = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def write(self, *args: Any, **kwargs: Any) -> None:
+        if self.fail_write is not None:
+            raise self.fail_write
+        self._store.write(*args, **kwargs)
+
+    def sync(self) -> None:
+        self.arrived.set()
+        assert self.gate.wait(30), "the gate was never opened"
+        if self.fail_sync is not None:
+            raise self.fail_sync
+        self.syncs += 1
+        self._store.sync()
+
+
+class Rig:
+    """One engine over one store."""
+
+    def __init__(self, name: str, path: Path, *, on_disk: bool = True) -> None:
+        self.engine_name = Engine(name)
+        self.is_durable = self.engine_name is not Engine.MEMORY
+        self.clock = FakeClock()
+        self.leaders = Elsewhere()
+        self._path = path
+        self._on_disk = on_disk
+        self._memory = MemoryStore()
+        self.open()
+
+    def open(self) -> None:
+        raw: Store = open_store(self._path / "store") if self._on_disk else _Undying(self._memory)
+        self.store = GatedStore(raw)
+        self.watermarks = Watermarks(self.store)
+        self.shards = Shards(self.store, self.clock)
+        self.offsets = PersistentOffsets(self.store, self.watermarks.group, self.clock)
+        self.engine: StorageAdapter = ENGINES[self.engine_name](self)
+
+    def close(self) -> None:
+        self.store.gate.set()
+        self.engine.close()
+        self.watermarks.close()
+        self.store.close()
+
+    def reopen(self) -> None:
+        self.close()
+        self.open()
+
+    def shard(self, topic_id: UUID | None = None, partition: int = 0, **config: Any) -> int:
+        """A shard with `written` durability (in memory: `memory`) unless the config says otherwise."""
+        config.setdefault("durability", Durability.WRITTEN if self.is_durable else Durability.MEMORY)
+        spec = ShardSpec(topic_id or uuid4(), partition, self.engine_name, ShardConfig(**config))
+        return self.engine.create_shard(spec).number
+
+    @contextmanager
+    def syncs_held(self) -> Iterator[None]:
+        """No sync of the log or the store returns inside."""
+        hold = getattr(self.engine, "syncs_held", None)
+        self.store.gate.clear()
+        self.store.arrived.clear()
+        try:
+            if hold is None:
+                yield
+            else:
+                with hold():
+                    yield
+        finally:
+            self.store.gate.set()
+
+
+class _Undying:
+    """A store in memory that outlives a close, so that a reopen finds it."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def close(self) -> None:
+        pass
+
+
+EngineMaker: TypeAlias = Callable[[Rig], StorageAdapter]
+
+
+def _memory(rig: Rig) -> StorageAdapter:
+    return MemoryEngine(rig.store, rig.shards, rig.offsets, rig.clock, rig.leaders)
+
+
+def _rocksdb(rig: Rig) -> StorageAdapter:
+    return RocksdbEngine(rig.store, rig.shards, rig.offsets, rig.clock, rig.leaders, watermarks=rig.watermarks)
+
+
+ENGINES: dict[str, EngineMaker] = {"memory": _memory, "rocksdb": _rocksdb}
+
+
+def record(value: bytes | str | int, **fields: Any) -> Record:
+    raw = value if isinstance(value, bytes) else str(value).encode()
+    return Record(value=raw, **fields)
+
+
+def fill(rig: Rig, shard: int, count: int, **fields: Any) -> None:
+    rig.engine.wait(rig.engine.batch_write(shard, [record(number, **fields) for number in range(count)]))
+
+
+def drained(rig: Rig, shard: int, offset: int | None = None) -> list[StoredRecord]:
+    """Every record from an offset on, read to the end."""
+    at = rig.engine.shard_info(shard).start_offset if offset is None else offset
+    found: list[StoredRecord] = []
+    while True:
+        batch = rig.engine.read_by_offset(shard, at)
+        found += batch.records()
+        if batch.next_offset == at:
+            return found
+        assert batch.next_offset > at
+        at = batch.next_offset
+
+
+def offsets(rig: Rig, shard: int) -> list[int]:
+    return [each.offset for each in drained(rig, shard)]
