@@ -1,0 +1,126 @@
+"""The configuration of a queue (SPEC C4, with the limits of E7), and its row.
+
+    | layout u8 | MessagePack map of the fields that differ from their defaults |
+
+A field this version does not know is refused, not dropped: a row written back without it would lose it.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+import msgspec
+
+from basaltmq.errors import BasaltError, CorruptionError, InvalidConfigError
+from basaltmq.queues.message import check_queue_name
+
+LAYOUT: Final = 2
+
+VISIBILITY_TIMEOUT_MS_DEFAULT: Final = 30_000
+"""Long enough for most work, short enough that a lost consumer is noticed."""
+
+DURATION_MS_MAX: Final = 100 * 365 * 24 * 3600 * 1000
+"""A century: the sum with any time of day still fits the nanoseconds of a key."""
+
+SCRIPT_BYTES_MAX: Final = 256 << 10
+"""A script is compiled when a queue is loaded; programs live elsewhere."""
+
+COUNT_MAX: Final = (1 << 63) - 1
+
+
+class Overflow(enum.Enum):
+    """What happens to a publish beyond `length_max` or `bytes_max`."""
+
+    DROP_HEAD = "drop-head"
+    REJECT_PUBLISH = "reject-publish"
+    REJECT_PUBLISH_DEAD_LETTER = "reject-publish-dlx"
+
+
+class Durability(enum.Enum):
+    """When a publish is confirmed: after the sync, after the write, or at once."""
+
+    SYNCED = "synced"
+    WRITTEN = "written"
+    MEMORY = "memory"
+
+
+class QueueConfig(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How a queue behaves. None means no limit."""
+
+    name: str
+    on_enqueue_script: str | None = None
+    on_failure_script: str | None = None
+    visibility_timeout_ms: int = VISIBILITY_TIMEOUT_MS_DEFAULT
+    dead_letter_queue: str | None = None
+    attempts_max: int | None = None
+    """Deliveries before a message is dead-lettered or dropped."""
+    ttl_ms: int | None = None
+    """Age at which a message expires."""
+    length_max: int | None = None
+    bytes_max: int | None = None
+    overflow: Overflow = Overflow.DROP_HEAD
+    expires_ms: int | None = None
+    """A queue unused for so long is deleted."""
+    priorities_max: int = 0
+    """Priorities 0 to this one are told apart; 0 is a queue without priorities."""
+    durability: Durability = Durability.SYNCED
+
+    def __post_init__(self) -> None:
+        _check_name("name", self.name)
+        if self.dead_letter_queue is not None:
+            _check_name("dead_letter_queue", self.dead_letter_queue)
+            if self.dead_letter_queue == self.name:
+                raise InvalidConfigError(f"queue {self.name!r} cannot be its own dead-letter queue")
+        for field, low, high in _RANGES:
+            value = getattr(self, field)
+            if value is not None and (type(value) is not int or not low <= value <= high):
+                raise InvalidConfigError(f"{field} of queue {self.name!r} is {low} to {high}, not {value!r:.80}")
+        for field in ("on_enqueue_script", "on_failure_script"):
+            self._check_script(field, getattr(self, field))
+        if not isinstance(self.overflow, Overflow) or not isinstance(self.durability, Durability):
+            raise InvalidConfigError(f"overflow or durability of queue {self.name!r} is not one of its values")
+        if self.overflow is Overflow.REJECT_PUBLISH_DEAD_LETTER and self.dead_letter_queue is None:
+            raise InvalidConfigError(f"queue {self.name!r} is to dead-letter what it rejects but names no queue for it")
+
+    def _check_script(self, field: str, script: object) -> None:
+        if script is None:
+            return
+        if not isinstance(script, str):
+            raise InvalidConfigError(f"{field} of queue {self.name!r} is text, not {type(script).__name__}")
+        if len(script.encode(errors="surrogatepass")) > SCRIPT_BYTES_MAX:
+            raise InvalidConfigError(f"{field} of queue {self.name!r} is over the limit of {SCRIPT_BYTES_MAX} bytes")
+
+
+_RANGES: Final = (
+    ("visibility_timeout_ms", 1, DURATION_MS_MAX),
+    ("attempts_max", 1, (1 << 32) - 1),
+    ("ttl_ms", 0, DURATION_MS_MAX),
+    ("length_max", 0, COUNT_MAX),
+    ("bytes_max", 0, COUNT_MAX),
+    ("expires_ms", 1, DURATION_MS_MAX),
+    ("priorities_max", 0, 255),
+)
+
+
+def _check_name(field: str, name: str) -> None:
+    try:
+        check_queue_name(name)
+    except BasaltError as error:
+        raise InvalidConfigError(f"{field} of a queue: {error}") from None
+
+
+def encode_config(config: QueueConfig) -> bytes:
+    return bytes((LAYOUT,)) + msgspec.msgpack.encode(config)
+
+
+def decode_config(name: str, row: bytes) -> QueueConfig:
+    if row[:1] != bytes((LAYOUT,)):
+        raise CorruptionError(f"the configuration of queue {name!r} has an unknown layout: {row[:1].hex() or 'empty'}")
+    try:
+        config = msgspec.msgpack.decode(memoryview(row)[1:], type=QueueConfig)
+    except (msgspec.DecodeError, InvalidConfigError) as error:
+        raise CorruptionError(f"the configuration of queue {name!r} is damaged: {error}") from None
+    if config.name != name:
+        raise CorruptionError(f"the configuration of queue {name!r} says that it is of {config.name!r}")
+    return config

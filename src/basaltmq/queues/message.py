@@ -1,0 +1,235 @@
+"""A message in a queue, and its row (SPEC C4).
+
+The key holds queue, fairness key, time and id; the value the rest:
+
+    | layout u8 | priority u8 | headers u16 | throttle keys u16 | attempts u32 | weight u32
+    | leased ns u64 | expires ns u64 | properties bytes u32 | payload bytes u32 |
+    | header: name bytes u16, value bytes u32, name, value | ... | throttle key: bytes u16, key | ...
+    | properties | payload |
+
+`headers` are text for scripts and people; `properties` is a protocol's own encoding of what text cannot say, opaque
+here. Zero in `leased ns` and `expires ns` means never.
+
+Budget: encoding a row without headers takes about 0.4 us, each header 0.3 us.
+"""
+
+from __future__ import annotations
+
+import struct
+from struct import Struct
+from typing import Final
+
+import msgspec
+
+from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError
+from basaltmq.ids import check_id
+from basaltmq.store import keys
+
+LAYOUT: Final = 2
+
+PAYLOAD_BYTES_MAX: Final = 64 << 20
+"""One queue message is one row and one value in memory; larger content belongs in the chunked message store."""
+
+PROPERTIES_BYTES_MAX: Final = 1 << 20
+HEADERS_BYTES_MAX: Final = 1 << 20
+"""Eight AMQP frames of headers; a script sees them all."""
+
+HEADERS_MAX: Final = 1024
+THROTTLE_KEYS_MAX: Final = 64
+"""All of them must have a token for each delivery, so their number is a cost of every delivery."""
+
+QUEUE_NAME_BYTES_MAX: Final = 255
+"""AMQP's short string, the shortest limit of the protocols we speak."""
+
+FAIRNESS_KEY_BYTES_MAX: Final = 1024
+"""It is part of every key of its messages."""
+
+_HEAD: Final = Struct(">BBHHIIQQII")
+_HEADER: Final = Struct(">HI")
+_U16: Final = Struct(">H")
+
+
+class Message(msgspec.Struct, kw_only=True, gc=False):
+    """A message in a queue."""
+
+    id: bytes
+    queue: str
+    payload: bytes
+    enqueued_ns: int
+    fairness_key: str = "default"
+    headers: dict[str, str] = {}
+    properties: bytes = b""
+    weight: int = 1
+    throttle_keys: tuple[str, ...] = ()
+    attempts: int = 0
+    priority: int = 0
+    leased_ns: int = 0
+    expires_ns: int = 0
+
+    def key(self) -> bytes:
+        """Where the message is kept; stays the same for its whole life in the queue."""
+        return keys.message_key(self.queue, self.fairness_key, self.enqueued_ns, self.id)
+
+
+def check_message(message: Message) -> Message:
+    """Refuse what cannot be stored, by name. Done once where a message enters; rows are not checked again."""
+    check_id(message.id)
+    check_queue_name(message.queue)
+    _check_text("fairness key", message.fairness_key, FAIRNESS_KEY_BYTES_MAX)
+    _check_bytes("payload", message.payload, PAYLOAD_BYTES_MAX)
+    _check_bytes("properties", message.properties, PROPERTIES_BYTES_MAX)
+    for name, low, high in _NUMBERS:
+        value = getattr(message, name)
+        if type(value) is not int or not low <= value <= high:
+            raise InvalidArgumentError(f"{name} of a message is {low} to {high}, not {value!r:.80}")
+    _check_headers(message.headers)
+    if len(message.throttle_keys) > THROTTLE_KEYS_MAX:
+        raise LimitExceededError(f"{len(message.throttle_keys)} throttle keys: at most {THROTTLE_KEYS_MAX}")
+    for key in message.throttle_keys:
+        _check_text("throttle key", key, FAIRNESS_KEY_BYTES_MAX)
+    return message
+
+
+_U8_MAX: Final = (1 << 8) - 1
+_U32_MAX: Final = (1 << 32) - 1
+_U64_MAX: Final = (1 << 64) - 1
+_NUMBERS: Final = (
+    ("enqueued_ns", 0, _U64_MAX),
+    ("leased_ns", 0, _U64_MAX),
+    ("expires_ns", 0, _U64_MAX),
+    ("weight", 1, _U32_MAX),
+    ("attempts", 0, _U32_MAX),
+    ("priority", 0, _U8_MAX),
+)
+
+
+def check_queue_name(name: str) -> str:
+    _check_text("queue name", name, QUEUE_NAME_BYTES_MAX)
+    if not name:
+        raise InvalidArgumentError("a queue name has at least one character")
+    return name
+
+
+def _check_text(what: str, text: str, bytes_max: int) -> int:
+    try:
+        size = len(text.encode())
+    except (AttributeError, UnicodeEncodeError):
+        raise InvalidArgumentError(f"a {what} is Unicode text, not {text!r:.80}") from None
+    if size > bytes_max:
+        raise LimitExceededError(f"a {what} of {size} bytes of UTF-8 is over the limit of {bytes_max}")
+    return size
+
+
+def _check_bytes(what: str, raw: bytes, bytes_max: int) -> None:
+    if not isinstance(raw, bytes):
+        raise InvalidArgumentError(f"a message's {what} is bytes, not {type(raw).__name__}")
+    if len(raw) > bytes_max:
+        raise LimitExceededError(f"a {what} of {len(raw)} bytes is over the limit of {bytes_max}")
+
+
+def _check_headers(headers: dict[str, str]) -> None:
+    if not isinstance(headers, dict):
+        raise InvalidArgumentError(f"headers are a dict of text, not {type(headers).__name__}")
+    if len(headers) > HEADERS_MAX:
+        raise LimitExceededError(f"{len(headers)} headers: at most {HEADERS_MAX}")
+    size = 0
+    for name, value in headers.items():
+        size += _check_text("header name", name, keys.STRING_BYTES_MAX)
+        size += _check_text("header value", value, HEADERS_BYTES_MAX)
+    if size > HEADERS_BYTES_MAX:
+        raise LimitExceededError(f"headers of {size} bytes are over the limit of {HEADERS_BYTES_MAX}")
+
+
+def encode_row(message: Message) -> bytes:
+    """The value of a message's row."""
+    headers = message.headers
+    throttle_keys = message.throttle_keys
+    properties = message.properties
+    payload = message.payload
+    try:
+        head = _HEAD.pack(
+            LAYOUT,
+            message.priority,
+            len(headers),
+            len(throttle_keys),
+            message.attempts,
+            message.weight,
+            message.leased_ns,
+            message.expires_ns,
+            len(properties),
+            len(payload),
+        )
+        if not headers and not throttle_keys:
+            return head + properties + payload
+        parts = [head]
+        for name, value in headers.items():
+            raw_name = name.encode()
+            raw_value = value.encode()
+            parts += (_HEADER.pack(len(raw_name), len(raw_value)), raw_name, raw_value)
+        for key in throttle_keys:
+            raw_key = key.encode()
+            parts += (_U16.pack(len(raw_key)), raw_key)
+        parts += (properties, payload)
+        return b"".join(parts)
+    except (struct.error, TypeError, AttributeError, UnicodeEncodeError) as error:
+        check_message(message)
+        raise InvalidArgumentError(f"message {message.id.hex()} cannot be stored: {error}") from None
+
+
+def decode_row(key: bytes, row: bytes) -> Message:
+    """The message of a key and its value."""
+    queue, fairness_key, enqueued_ns, message_id = keys.decode_message_key(key)
+    if len(row) < _HEAD.size or row[0] != LAYOUT:
+        raise _damaged(queue, message_id, row)
+    (
+        _,
+        priority,
+        header_count,
+        throttle_count,
+        attempts,
+        weight,
+        leased_ns,
+        expires_ns,
+        properties_bytes,
+        payload_bytes,
+    ) = _HEAD.unpack_from(row)
+    at = _HEAD.size
+    headers: dict[str, str] = {}
+    throttle_keys: tuple[str, ...] = ()
+    if header_count or throttle_count:
+        try:
+            for _ in range(header_count):
+                name_bytes, value_bytes = _HEADER.unpack_from(row, at)
+                middle = at + _HEADER.size + name_bytes
+                headers[row[at + _HEADER.size : middle].decode()] = row[middle : middle + value_bytes].decode()
+                at = middle + value_bytes
+            found: list[str] = []
+            for _ in range(throttle_count):
+                begin = at + _U16.size
+                at = begin + _U16.unpack_from(row, at)[0]
+                found.append(row[begin:at].decode())
+            throttle_keys = tuple(found)
+        except (struct.error, UnicodeDecodeError):
+            raise _damaged(queue, message_id, row) from None
+    middle = at + properties_bytes
+    if middle + payload_bytes != len(row) or len(headers) != header_count:
+        raise _damaged(queue, message_id, row)
+    return Message(
+        id=message_id,
+        queue=queue,
+        payload=row[middle:],
+        enqueued_ns=enqueued_ns,
+        fairness_key=fairness_key,
+        headers=headers,
+        properties=row[at:middle],
+        weight=weight,
+        throttle_keys=throttle_keys,
+        attempts=attempts,
+        priority=priority,
+        leased_ns=leased_ns,
+        expires_ns=expires_ns,
+    )
+
+
+def _damaged(queue: str, message_id: bytes, row: bytes) -> CorruptionError:
+    return CorruptionError(f"the row of message {message_id.hex()} in queue {queue!r} is damaged ({len(row)} bytes)")

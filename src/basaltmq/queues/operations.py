@@ -1,0 +1,96 @@
+"""The typed operations of a queue batch: each knows the rows it touches.
+
+Operations read nothing. What a row's key needs (a message's place, the time a lease stood under) is in the operation,
+because whoever makes it knows; so a batch of any operations is one write. Each index row is written and deleted by the
+operation of the row it belongs to: nobody can forget one.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from basaltmq.queues.config import QueueConfig, encode_config
+from basaltmq.queues.lease import Lease, encode_lease
+from basaltmq.queues.message import Message, encode_row
+from basaltmq.store import keys
+from basaltmq.store.batch import DELETE, PUT, Batch
+from basaltmq.store.families import Family
+
+
+class PutMessage(msgspec.Struct, frozen=True, gc=False):
+    """Store a message, or what changed of it, at its place."""
+
+    message: Message
+
+    def add_to(self, batch: Batch) -> None:
+        message = self.message
+        batch.ops.append((PUT, Family.MESSAGES, message.key(), encode_row(message)))
+
+
+class DeleteMessage(msgspec.Struct, frozen=True, gc=False):
+    """Delete the message at a key (`Message.key`, `Lease.message_key`)."""
+
+    key: bytes
+
+    def add_to(self, batch: Batch) -> None:
+        batch.ops.append((DELETE, Family.MESSAGES, self.key, b""))
+
+
+class PutLease(msgspec.Struct, frozen=True, gc=False):
+    """Store a lease; `replaces_expires_ns` is the time the message's lease stood under, if there is one."""
+
+    lease: Lease
+    replaces_expires_ns: int | None = None
+
+    def add_to(self, batch: Batch) -> None:
+        lease = self.lease
+        if self.replaces_expires_ns is not None:
+            old = keys.lease_expiry_key(self.replaces_expires_ns, lease.queue, lease.message_id)
+            batch.delete(Family.LEASE_EXPIRY, old)
+        batch.put(Family.LEASES, keys.lease_key(lease.queue, lease.message_id), encode_lease(lease))
+        batch.put(Family.LEASE_EXPIRY, keys.lease_expiry_key(lease.expires_ns, lease.queue, lease.message_id), b"")
+
+
+class DeleteLease(msgspec.Struct, frozen=True, gc=False):
+    """Delete a message's lease, which stands under `expires_ns`."""
+
+    queue: str
+    message_id: bytes
+    expires_ns: int
+
+    def add_to(self, batch: Batch) -> None:
+        batch.delete(Family.LEASES, keys.lease_key(self.queue, self.message_id))
+        batch.delete(Family.LEASE_EXPIRY, keys.lease_expiry_key(self.expires_ns, self.queue, self.message_id))
+
+
+class PutQueue(msgspec.Struct, frozen=True):
+    """Store a queue's configuration."""
+
+    config: QueueConfig
+
+    def add_to(self, batch: Batch) -> None:
+        batch.put(Family.QUEUES, keys.queue_key(self.config.name), encode_config(self.config))
+
+
+class PutState(msgspec.Struct, frozen=True, gc=False):
+    """Set a runtime value."""
+
+    name: str
+    value: bytes
+
+    def add_to(self, batch: Batch) -> None:
+        batch.put(Family.STATE, keys.state_key(self.name), self.value)
+
+
+class DeleteState(msgspec.Struct, frozen=True, gc=False):
+    """Delete a runtime value."""
+
+    name: str
+
+    def add_to(self, batch: Batch) -> None:
+        batch.delete(Family.STATE, keys.state_key(self.name))
+
+
+Operation: TypeAlias = PutMessage | DeleteMessage | PutLease | DeleteLease | PutQueue | PutState | DeleteState
