@@ -10,6 +10,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from basaltmq.errors import UnknownFamilyError
+
 MIB = 1 << 20
 
 
@@ -93,6 +95,15 @@ class Family(enum.IntEnum):
     SHARDS = ("shards",)
     STREAM_RECORDS = ("stream_records", CONTENT)
     STREAM_RECORD_INDEX = ("stream_record_index", INDEX)
+    STREAM_INDEX = ("stream_index", INDEX)
 
 
 BY_LABEL: dict[str, Family] = {family.label: family for family in Family}
+
+
+def family_of(label: str) -> Family:
+    """The family an operator means by its label on disk."""
+    try:
+        return BY_LABEL[label]
+    except KeyError:
+        raise UnknownFamilyError(f"there is no family {label!r}; there are {', '.join(sorted(BY_LABEL))}") from None

@@ -1,0 +1,38 @@
+"""The list of families: complete, stable on disk, and asked for by label."""
+
+from __future__ import annotations
+
+import pytest
+
+from basaltmq.errors import UnknownFamilyError
+from basaltmq.store.families import BY_LABEL, Family, family_of
+
+pytestmark = pytest.mark.spec("A1")
+
+
+def test_the_families_of_the_models_are_there_under_their_labels() -> None:
+    required = {
+        *("default", "configured_objects", "configured_object_hierarchy", "preferences", "message_metadata"),
+        *("message_content", "queue_entries", "xids", "version", "amqp_1_0_links"),
+        *("messages", "leases", "lease_expiry", "queues", "state"),
+    }
+    assert required <= {family.label for family in Family}
+
+
+def test_the_default_family_is_the_first_and_numbers_are_places() -> None:
+    assert [int(family) for family in Family] == list(range(len(Family)))
+    assert next(iter(Family)) is Family.DEFAULT
+
+
+def test_labels_are_unique_and_the_lower_case_of_the_name() -> None:
+    assert len(BY_LABEL) == len(Family)
+    for family in Family:
+        assert family.label == family.name.lower()
+
+
+@pytest.mark.spec("A10")
+def test_a_label_finds_its_family_and_an_unknown_one_is_answered_with_the_list() -> None:
+    assert family_of("queue_entries") is Family.QUEUE_ENTRIES
+    for label in ("", "Messages", "queue_entries ", "no_such"):
+        with pytest.raises(UnknownFamilyError, match=r"there is no family .*; there are .*queue_entries"):
+            family_of(label)
