@@ -1,0 +1,435 @@
+"""The catalog: vhosts, users, queues, exchanges, bindings, topics, groups, policies by id and by name.
+
+It stands on the rows of the configuration store and adds kinds (what may stand under what), lookups through a bounded
+cache, lists by page, deletion with descendants, and news of changes. A million idle topics cost disk, not memory:
+opening reads a few rows, a lookup two, a change writes the rows of that one object.
+
+What holds:
+
+- an object's name is unique among those of its kind under its parent;
+- the cache shows what the store has (see `cache`), that something is missing included;
+- a deleted object is gone with all that stood under it once `delete` or `start_delete` returns, also after a crash,
+  and does not come back when its name is used again (see `deletion`).
+
+Lists are in the order of the name index's keys. Everything is safe to call from several threads; changes are made one
+after the other and waited for together. From asyncio: `await catalog.durably(catalog.create, ...)`.
+
+The offsets of consumers are rows of the streams, not objects; a subscription is an object.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Final, NamedTuple, ParamSpec, TypeVar
+from uuid import UUID
+
+from basaltmq.catalog.attributes import Attributes
+from basaltmq.catalog.cache import Cache
+from basaltmq.catalog.commits import Change, Commits
+from basaltmq.catalog.configuration import ConfigurationStore
+from basaltmq.catalog.deletion import Deletions
+from basaltmq.catalog.faults import Fault, FaultKind, LoadReport
+from basaltmq.catalog.kinds import BY_LABEL, NEVER_AT_TOP, PARENTS, Kind
+from basaltmq.catalog.lifecycle import Lifecycle
+from basaltmq.catalog.objects import Action, CatalogObject, Event, NewObject, Page
+from basaltmq.catalog.record import NAME, ROOT, ConfiguredRecord, check_name, decode_parent, decode_value
+from basaltmq.errors import CorruptionError, InvalidArgumentError, NotFoundError
+from basaltmq.ids import Ids
+from basaltmq.store import keys
+from basaltmq.store.api import Store
+from basaltmq.store.families import Family
+
+CACHE_BYTES: Final = 8 << 20
+"""About 15,000 small objects with their names: the working set of a busy broker, and little beside the block cache."""
+
+PAGE_MAX: Final = 10_000
+"""Objects in one page."""
+
+_CHILDREN_AT_ONCE: Final = 500
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_log: Final = logging.getLogger(__name__)
+
+Listener = Callable[[Event], None]
+
+
+class _Entry(NamedTuple):
+    """An object as it is cached: its row undecoded, so that every reader gets attributes of its own."""
+
+    id: UUID
+    parent: UUID
+    raw: bytes
+
+
+class Catalog:
+    """Objects by id and by name, over a store."""
+
+    def __init__(
+        self,
+        store: Store,
+        commits: Commits | None = None,
+        *,
+        ids: Ids | None = None,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        self.commits = commits or Commits(store)
+        self.configuration = ConfigurationStore(store, self.commits)
+        self._store = store
+        # Ids in the order of creation keep what is created together in the same blocks.
+        self._ids = ids or Ids()
+        self._objects: Cache[_Entry | None] = Cache(cache_bytes * 3 // 4)
+        self._names: Cache[UUID | None] = Cache(cache_bytes // 4)
+        self._deletions = Deletions(store)
+        self._listeners: list[Listener] = []
+        self._life = Lifecycle("catalog")
+
+    def open(self, initial_objects: Iterable[NewObject] = ()) -> bool:
+        """Open, upgrading what is older, and finish what a crash left half deleted. True if it is new."""
+        self._life.open()
+        try:
+            is_new = self.configuration.open(self._initial(initial_objects))
+            self._objects.clear()
+            self._names.clear()
+            self._deletions.load()
+            while self._deletions:
+                self.purge()
+        except BaseException:
+            self.close()
+            raise
+        return is_new
+
+    def close(self) -> None:
+        """Closing twice is fine. The store below stays open."""
+        self._life.close()
+        self.configuration.close()
+        self._deletions.forget()
+        self._objects.clear()
+        self._names.clear()
+
+    def on_delete(self) -> None:
+        """Remove the whole catalog and close."""
+        self.configuration.on_delete()
+        self.close()
+
+    async def durably(self, operation: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Run one of the changing methods from asyncio: applied at once, returns when durable."""
+        return await self.commits.durably(operation, *args, **kwargs)
+
+    def on_change(self, listener: Listener) -> Callable[[], None]:
+        """Tell `listener` of every change, once it is written. Returns what ends that."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def get(self, object_id: UUID) -> CatalogObject | None:
+        """The object with this id."""
+        self._life.require_open()
+        _require_id(object_id)
+        return self._seen(self._entry(object_id))
+
+    def find(self, kind: Kind, name: str, parent: UUID = ROOT) -> CatalogObject | None:
+        """The object of this name."""
+        self._life.require_open()
+        _require_kind(kind)
+        _require_id(parent)
+        check_name(name)
+        key = keys.object_name_key(parent, kind, name)
+        cached = self._names.get(key)
+        if cached is None:
+            epoch = self._names.epoch
+            raw = self._store.get(Family.OBJECT_NAMES, key)
+            object_id = None if raw is None else _indexed_id(raw)
+            self._names.put(key, object_id, 16, epoch)
+        else:
+            object_id = cached[0]
+        if object_id is None:
+            return None
+        found = self._seen(self._entry(object_id, parent))
+        # Objects that share a name are listed under their ids, which are not their names.
+        return found if found is not None and found.name == name else None
+
+    def page(self, kind: Kind, parent: UUID = ROOT, *, start_after: str | None = None, limit: int = 100) -> Page:
+        """Up to `limit` objects of a kind under a parent, from the one after `start_after` on."""
+        self._life.require_open()
+        _require_kind(kind)
+        _require_id(parent)
+        if not isinstance(limit, int) or not 0 < limit <= PAGE_MAX:
+            raise InvalidArgumentError(f"a page has 1 to {PAGE_MAX} objects, not {limit!r:.80}")
+        prefix = keys.object_name_prefix(parent, kind)
+        start, end = keys.prefix_range(prefix)
+        if start_after is not None:
+            check_name(start_after)
+            start = keys.object_name_key(parent, kind, start_after) + b"\0"
+        rows = list(islice(self._store.scan(Family.OBJECT_NAMES, start, end), limit + 1))
+        objects = self._listed(parent, rows[:limit])
+        next_after = keys.decode_object_name_key(rows[limit - 1][0])[2] if len(rows) > limit else None
+        return Page(objects, next_after)
+
+    def children(self, parent: UUID, kind: Kind | None = None) -> Iterator[CatalogObject]:
+        """All objects under a parent, read as they are asked for; changes made meanwhile may or may not be seen."""
+        self._life.require_open()
+        if kind is not None:
+            _require_kind(kind)
+        _require_id(parent)
+        start, end = keys.prefix_range(keys.object_name_prefix(parent, kind))
+        while rows := list(islice(self._store.scan(Family.OBJECT_NAMES, start, end), _CHILDREN_AT_ONCE)):
+            yield from self._listed(parent, rows)
+            start = rows[-1][0] + b"\0"
+
+    def create(self, kind: Kind, name: str, parent: UUID = ROOT, attributes: Attributes | None = None) -> CatalogObject:
+        """Create an object; fails if the name is taken or the parent does not exist."""
+        object_id = self.create_many([NewObject(kind, name, parent, attributes or {})])[0]
+        return CatalogObject(object_id, kind, name, parent, dict(attributes or {}))
+
+    def create_many(self, objects: Iterable[NewObject]) -> list[UUID]:
+        """Create all of them in one batch, or none; their ids in the order given."""
+        with self.commits.change() as change:
+            wanted = list(objects)
+            records = self._records(wanted)
+            self.configuration.stage_create(change, records)
+            self._discard_after(change, [record.id for record in records], change.claimed)
+            self._tell_after(
+                change,
+                lambda: [
+                    Event(Action.CREATED, record.id, each.kind, each.name, each.parent)
+                    for each, record in zip(wanted, records, strict=True)
+                ],
+            )
+        return [record.id for record in records]
+
+    def update(self, object_id: UUID, attributes: Attributes) -> CatalogObject:
+        """Give an object these attributes in place of those it has."""
+        with self.commits.change() as change:
+            old = self._required(object_id)
+            record = _record(object_id, old.kind, old.name, attributes, {})
+            self.configuration.stage_update(change, [record])
+            self._discard_after(change, [object_id], ())
+            self._tell_after(change, lambda: [Event(Action.UPDATED, object_id, old.kind, old.name, old.parent)])
+        return CatalogObject(object_id, old.kind, old.name, old.parent, dict(attributes))
+
+    def rename(self, object_id: UUID, name: str) -> CatalogObject:
+        """Give an object another name; what stands under it stays under it."""
+        with self.commits.change() as change:
+            old = self._required(object_id)
+            record = _record(object_id, old.kind, name, old.attributes, {})
+            self.configuration.stage_update(change, [record])
+            old_key = keys.object_name_key(old.parent, old.kind, old.name)
+            self._discard_after(change, [object_id], {old_key, *change.claimed})
+            self._tell_after(
+                change, lambda: [Event(Action.RENAMED, object_id, old.kind, name, old.parent, old_name=old.name)]
+            )
+        return CatalogObject(object_id, old.kind, name, old.parent, old.attributes)
+
+    def delete(self, object_id: UUID) -> int:
+        """Delete an object with everything under it; how many objects that were."""
+        count = self.start_delete(object_id)
+        while self._deletions:
+            count += self.purge()
+        return count
+
+    def start_delete(self, object_id: UUID) -> int:
+        """Like `delete`, but of a large subtree only the top is removed and the rest hidden: `purge` does the rest.
+
+        For those who may not block: `while catalog.is_purging: catalog.purge()`, with pauses as they like.
+        """
+        with self.commits.change() as change:
+            old = self._required(object_id)
+            doomed = self._deletions.stage_subtree(change, object_id, old.kind)
+            self.configuration.stage_remove_rows(change, object_id)
+            self._discard_after(
+                change,
+                [object_id, *(each.id for each in doomed)],
+                [keys.object_name_key(old.parent, old.kind, old.name), *(each.name_key for each in doomed)],
+            )
+            gone = [(each.id, each.type, each.name, each.parent) for each in doomed]
+            gone.append((object_id, old.kind, old.name, old.parent))
+            self._tell_after(change, lambda: _deleted(gone))
+        return len(gone)
+
+    @property
+    def is_purging(self) -> bool:
+        """Whether there are descendants of deleted objects that `purge` has to remove."""
+        return bool(self._deletions)
+
+    def purge(self) -> int:
+        """Remove the next part of what `start_delete` has hidden; how many objects that were."""
+        self._life.require_open()
+        try:
+            # Needs no sync of its own; see `deletion`.
+            with self.commits.change(durable=False) as change:
+                if not self._deletions:
+                    return 0
+                doomed = self._deletions.stage_step(change)
+                self._discard_after(change, [each.id for each in doomed], [each.name_key for each in doomed])
+                gone = [(each.id, each.type, each.name, each.parent) for each in doomed]
+                self._tell_after(change, lambda: _deleted(gone))
+        except BaseException:
+            self._deletions.start_over()
+            raise
+        return len(doomed)
+
+    def check(self) -> LoadReport:
+        """What is wrong with the catalog's rows, the name index included."""
+        unknown: list[Fault] = []
+
+        def look(record: ConfiguredRecord) -> None:
+            if record.type not in BY_LABEL:
+                text = f"object {record.id} is of the unknown kind {record.type!r:.80}; it is kept and not shown"
+                unknown.append(Fault(FaultKind.UNKNOWN_KIND, text, record.id))
+
+        report = self.configuration.check(look)
+        report.extend(unknown)
+        return report
+
+    def rebuild_names(self) -> None:
+        """Derive the name index again."""
+        with self.commits.lock:
+            self.configuration.rebuild_names()
+            self._names.clear()
+
+    def _initial(self, objects: Iterable[NewObject]) -> Iterator[ConfiguredRecord]:
+        """Only asked for if the catalog is new."""
+        yield from self._records(list(objects))
+
+    def _records(self, objects: list[NewObject]) -> list[ConfiguredRecord]:
+        ids = [each.id or UUID(bytes=made) for each, made in zip(objects, self._ids.many(len(objects)), strict=True)]
+        together = {object_id: each.kind for object_id, each in zip(ids, objects, strict=True)}
+        records = []
+        parents: dict[UUID, dict[str, UUID]] = {ROOT: {}}
+        for object_id, each in zip(ids, objects, strict=True):
+            kind = each.kind
+            _require_kind(kind)
+            links = parents.get(each.parent)
+            if links is None:
+                parent_kind = together.get(each.parent) or self._kind_of(each.parent)
+                links = parents[each.parent] = {str(parent_kind): each.parent}
+            _require_place(kind, each.name, links)
+            records.append(_record(object_id, kind, each.name, each.attributes, links))
+        return records
+
+    def _kind_of(self, parent: UUID) -> Kind:
+        return self._required(parent).kind
+
+    def _required(self, object_id: UUID) -> CatalogObject:
+        found = self.get(object_id)
+        if found is None:
+            raise NotFoundError(f"there is no object {object_id} in the catalog")
+        return found
+
+    def _entry(self, object_id: UUID, parent: UUID | None = None) -> _Entry | None:
+        cached = self._objects.get(object_id.bytes)
+        if cached is not None:
+            return cached[0]
+        epoch = self._objects.epoch
+        raw = self._store.get(Family.CONFIGURED_OBJECTS, keys.configured_key(object_id))
+        entry = None
+        if raw is not None:
+            kind = BY_LABEL.get(decode_value(raw, object_id).type)
+            if kind is not None:
+                entry = _Entry(object_id, self._parent_of(object_id, kind) if parent is None else parent, raw)
+        self._objects.put(object_id.bytes, entry, 0 if raw is None else len(raw), epoch)
+        return entry
+
+    def _parent_of(self, object_id: UUID, kind: Kind) -> UUID:
+        for parent_kind in PARENTS[kind]:
+            raw = self._store.get(Family.CONFIGURED_OBJECT_HIERARCHY, keys.hierarchy_key(object_id, parent_kind))
+            if raw is not None:
+                return decode_parent(raw, object_id)
+        return ROOT
+
+    def _seen(self, entry: _Entry | None) -> CatalogObject | None:
+        if entry is None or (self._deletions and not self._is_reached(entry.parent)):
+            return None
+        return _object(entry)
+
+    def _is_reached(self, parent: UUID) -> bool:
+        """Whether every ancestor exists. Only asked while a deletion is under way."""
+        while parent != ROOT:
+            entry = self._entry(parent)
+            if entry is None:
+                return False
+            parent = entry.parent
+        return True
+
+    def _listed(self, parent: UUID, rows: list[tuple[bytes, bytes]]) -> list[CatalogObject]:
+        if self._deletions and not self._is_reached(parent):
+            return []
+        ids = [_indexed_id(raw) for _, raw in rows]
+        values = self._store.get_many(Family.CONFIGURED_OBJECTS, [keys.configured_key(each) for each in ids])
+        found = (_object(_Entry(each, parent, raw)) for each, raw in zip(ids, values, strict=True) if raw is not None)
+        return [each for each in found if each is not None]
+
+    def _discard_after(self, change: Change, ids: Iterable[UUID], name_keys: Iterable[bytes]) -> None:
+        def discard() -> None:
+            self._objects.discard(*(object_id.bytes for object_id in ids))
+            self._names.discard(*name_keys)
+
+        change.after.append(discard)
+
+    def _tell_after(self, change: Change, events: Callable[[], Iterable[Event]]) -> None:
+        def tell() -> None:
+            for event in events() if self._listeners else ():
+                for listener in tuple(self._listeners):
+                    try:
+                        listener(event)
+                    except Exception:
+                        # The change is made; one listener's bug must not hide it from the others.
+                        _log.exception("a listener failed on %s", event)
+
+        change.after.append(tell)
+
+
+def _record(
+    object_id: UUID, kind: Kind, name: str, attributes: Attributes, parents: dict[str, UUID]
+) -> ConfiguredRecord:
+    check_name(name)
+    if not isinstance(attributes, dict):
+        raise InvalidArgumentError(f"the attributes of {kind} {name!r:.80} must be a dict")
+    if NAME in attributes:
+        raise InvalidArgumentError(f"{NAME!r} is not an attribute of {kind} {name!r:.80}; rename it instead")
+    return ConfiguredRecord(object_id, kind.value, {NAME: name, **attributes}, parents)
+
+
+def _object(entry: _Entry) -> CatalogObject | None:
+    value = decode_value(entry.raw, entry.id)
+    kind = BY_LABEL.get(value.type)
+    if kind is None:
+        return None
+    name = value.attributes.pop(NAME, None)
+    return CatalogObject(
+        entry.id, kind, name if isinstance(name, str) else str(entry.id), entry.parent, value.attributes
+    )
+
+
+def _indexed_id(raw: bytes) -> UUID:
+    if len(raw) != 16:
+        raise CorruptionError(f"a row of the name index is damaged ({raw[:32].hex()}): rebuild the index")
+    return UUID(bytes=raw)
+
+
+def _require_kind(kind: object) -> None:
+    if not isinstance(kind, Kind):
+        raise InvalidArgumentError(f"{kind!r:.80} is not a Kind: {', '.join(Kind)}")
+
+
+def _require_id(object_id: object) -> None:
+    if not isinstance(object_id, UUID):
+        raise InvalidArgumentError(f"an id must be a UUID, not {type(object_id).__name__}")
+
+
+def _require_place(kind: Kind, name: str, links: dict[str, UUID]) -> None:
+    for parent_kind in links:
+        if parent_kind not in PARENTS[kind]:
+            allowed = " or ".join(PARENTS[kind]) or "nothing"
+            raise InvalidArgumentError(f"{kind} {name!r:.80} cannot stand under a {parent_kind}, only under {allowed}")
+    if not links and kind in NEVER_AT_TOP:
+        raise InvalidArgumentError(f"{kind} {name!r:.80} needs a parent: a {' or a '.join(PARENTS[kind])}")
+
+
+def _deleted(gone: list[tuple[UUID, str, str, UUID]]) -> Iterator[Event]:
+    for object_id, type_, name, parent in gone:
+        kind = BY_LABEL.get(type_)
+        if kind is not None:
+            yield Event(Action.DELETED, object_id, kind, name, parent)

@@ -1,0 +1,181 @@
+"""The link store (SPEC A8): durable AMQP 1.0 links with their source and target.
+
+    amqp_1_0_links    | lp(remote container) | lp(link name) | role u8 |  ->
+
+                      | version u8 = 2 | u32 size | source | u32 size | target |
+
+Source and target are encoded AMQP values and opaque here. The version of all entries is in `version` under
+`amqp_1_0_links_version`; the byte in the entry guards against a row that was not written with the others. Version 1
+had u16 sizes, too small for a filter set or a map of properties of any length. Opening rewrites the entries of an
+older version in one batch and refuses a newer one.
+
+A damaged entry is reported by `open_and_load` and left as it is.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from struct import Struct
+from typing import Final
+
+import msgspec
+
+from basaltmq.catalog.commits import Commits
+from basaltmq.catalog.faults import Fault, FaultKind, LoadReport
+from basaltmq.catalog.lifecycle import Lifecycle
+from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError
+from basaltmq.store import keys
+from basaltmq.store.api import Store
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+from basaltmq.store.versions import bring_up_to_date
+
+VERSION_NAME: Final = "amqp_1_0_links_version"
+VERSION: Final = 2
+
+TERMINUS_BYTES_MAX: Final = 1 << 20
+"""Of an encoded source or target: a filter set with a long selector fits many times."""
+
+_SIZES: Final = {1: Struct(">H"), 2: Struct(">I")}
+"""How an entry of each version says the size of its source and target."""
+
+_END: Final = b"\xff" * 4
+"""Above every key: two bytes of length, then UTF-8, which has no byte 0xff."""
+
+
+class Role(enum.IntEnum):
+    """Which end of the link this container is, as AMQP writes it."""
+
+    SENDER = 0
+    RECEIVER = 1
+
+
+class Link(msgspec.Struct, frozen=True):
+    """A durable link."""
+
+    remote_container: str
+    name: str
+    role: Role
+    source: bytes
+    target: bytes
+
+
+LinkHandler = Callable[[Link], bool | None]
+"""Is handed every link; returning False stops the walk."""
+
+
+class LinkStore:
+    """Durable links over a store."""
+
+    def __init__(self, store: Store, commits: Commits | None = None) -> None:
+        self.commits = commits or Commits(store)
+        self._store = store
+        self._life = Lifecycle("link store")
+
+    def open_and_load(self, handler: LinkHandler) -> LoadReport:
+        """Open, upgrading what is older, and hand every sound link over; the report has the damaged ones."""
+        self._life.open()
+        try:
+            with self.commits.lock:
+                bring_up_to_date(self._store, VERSION_NAME, VERSION, {1: _upgrade_from_1}, (Family.AMQP_1_0_LINKS,))
+            return self._load(handler)
+        except BaseException:
+            self._life.close()
+            raise
+
+    def save_link(self, link: Link) -> None:
+        """Create the link or replace its source and target."""
+        self._life.require_open()
+        with self.commits.change() as change:
+            change.put(Family.AMQP_1_0_LINKS, _key(link), encode_link(link))
+
+    def delete_link(self, link: Link) -> None:
+        """Deleting a link that does not exist is fine: a peer may detach twice."""
+        self._life.require_open()
+        with self.commits.change() as change:
+            change.delete(Family.AMQP_1_0_LINKS, _key(link))
+
+    def close(self) -> None:
+        """Closing twice is fine. The store below stays open."""
+        self._life.close()
+
+    def delete(self) -> None:
+        """Remove all links and close. What is opened here next is new."""
+        with self.commits.change() as change:
+            change.delete_range(Family.AMQP_1_0_LINKS, b"", _END)
+            change.delete(Family.VERSION, VERSION_NAME.encode())
+        self._life.close()
+
+    def _load(self, handler: LinkHandler) -> LoadReport:
+        report = LoadReport()
+        for key, raw in self._store.scan(Family.AMQP_1_0_LINKS):
+            try:
+                link = decode_link(key, raw)
+            except CorruptionError as error:
+                report.add(Fault(FaultKind.DAMAGED_ROW, str(error)))
+                continue
+            report.visited += 1
+            if handler(link) is False:
+                break
+        return report
+
+
+def encode_link(link: Link) -> bytes:
+    size = _SIZES[VERSION]
+    for part, raw in (("source", link.source), ("target", link.target)):
+        if not isinstance(raw, bytes):
+            raise InvalidArgumentError(f"the {part} of link {link.name!r:.80} must be bytes, encoded as AMQP")
+        if len(raw) > TERMINUS_BYTES_MAX:
+            raise LimitExceededError(
+                f"the {part} of link {link.name!r:.80} takes {len(raw)} bytes; the limit is {TERMINUS_BYTES_MAX}"
+            )
+    return b"".join(
+        (bytes((VERSION,)), size.pack(len(link.source)), link.source, size.pack(len(link.target)), link.target)
+    )
+
+
+def decode_link(key: bytes, raw: bytes, version: int = VERSION) -> Link:
+    container, name, role = keys.decode_link_key(key)
+    what = f"link {name!r:.80} of container {container!r:.80}"
+    if role not in (Role.SENDER, Role.RECEIVER):
+        raise CorruptionError(f"{what} has the unknown role {role}")
+    if not raw or raw[0] != version:
+        found = raw[0] if raw else "missing"
+        raise CorruptionError(f"{what} is damaged: its version is {found} in a store of version {version}")
+    source, at = _take(raw, 1, _SIZES[version], what)
+    target, at = _take(raw, at, _SIZES[version], what)
+    if at != len(raw):
+        raise CorruptionError(f"{what} is damaged: {len(raw) - at} bytes too many")
+    return Link(container, name, Role(role), source, target)
+
+
+def _take(raw: bytes, at: int, size: Struct, what: str) -> tuple[bytes, int]:
+    begin = at + size.size
+    end = begin + (size.unpack_from(raw, at)[0] if begin <= len(raw) else 0)
+    if end > len(raw):
+        raise CorruptionError(f"{what} is damaged: it ends after {len(raw)} bytes, {end} are needed")
+    return raw[begin:end], end
+
+
+def _key(link: Link) -> bytes:
+    if not isinstance(link, Link) or not isinstance(link.remote_container, str) or not isinstance(link.name, str):
+        raise InvalidArgumentError("a link must be a Link with texts as container and name")
+    if link.role not in (Role.SENDER, Role.RECEIVER):
+        raise InvalidArgumentError(f"the role of link {link.name!r:.80} must be sender or receiver, not {link.role!r}")
+    try:
+        return keys.link_key(link.remote_container, link.name, link.role)
+    except UnicodeEncodeError:
+        raise InvalidArgumentError(f"container and name of a link must be valid Unicode: {link.name!a:.80}") from None
+
+
+def _upgrade_from_1(store: Store) -> Iterator[Batch]:
+    """One batch: all entries are of one version at any moment."""
+    batch = Batch()
+    for key, raw in store.scan(Family.AMQP_1_0_LINKS):
+        try:
+            link = decode_link(key, raw, version=1)
+        except CorruptionError:
+            continue
+        batch.put(Family.AMQP_1_0_LINKS, key, encode_link(link))
+    yield batch

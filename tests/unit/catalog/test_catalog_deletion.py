@@ -1,0 +1,191 @@
+"""Deleted is gone: small subtrees in one batch, large ones in steps that survive being cut short (P10)."""
+
+from __future__ import annotations
+
+from uuid import UUID, uuid4
+
+import pytest
+from tests.unit.catalog.stores import CountingStore, rows
+
+from basaltmq.catalog import deletion
+from basaltmq.catalog.catalog import Catalog
+from basaltmq.catalog.kinds import Kind
+from basaltmq.catalog.objects import Action, Event, NewObject
+from basaltmq.catalog.record import ConfiguredRecord
+from basaltmq.errors import CorruptionError, NotFoundError
+from basaltmq.store import keys
+from basaltmq.store.api import Store
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+from basaltmq.store.memory import MemoryStore
+
+
+def tree(catalog: Catalog, name: str = "/") -> UUID:
+    """A vhost with 5 topics of 3 subscriptions, and an exchange with 4 bindings: 26 objects with itself."""
+    vhost, exchange = uuid4(), uuid4()
+    objects = [NewObject(Kind.VHOST, name, id=vhost), NewObject(Kind.EXCHANGE, "e", vhost, id=exchange)]
+    objects += [NewObject(Kind.BINDING, f"b{number}", exchange) for number in range(4)]
+    for number in range(5):
+        topic = uuid4()
+        objects.append(NewObject(Kind.TOPIC, f"t{number}", vhost, id=topic))
+        objects += [NewObject(Kind.SUBSCRIPTION, f"s{each}", topic) for each in range(3)]
+    catalog.create_many(objects)
+    return vhost
+
+
+SIZE = 26
+
+
+@pytest.mark.promise("P2", "P10")
+def test_a_small_subtree_goes_in_one_batch_and_nothing_else_with_it(counting: CountingStore) -> None:
+    catalog = Catalog(counting)
+    catalog.open()
+    kept = tree(catalog, "kept")
+    before = rows(counting)
+    vhost = tree(catalog)
+    batches, syncs = len(counting.batches), counting.syncs
+    assert catalog.delete(vhost) == SIZE
+    assert (len(counting.batches), counting.syncs) == (batches + 1, syncs + 1)
+    assert rows(counting) == before
+    assert catalog.get(kept) is not None
+
+
+@pytest.mark.promise("P10")
+def test_a_large_subtree_is_hidden_at_once_and_purged_in_steps(
+    catalog: Catalog, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deletion, "OBJECTS_PER_BATCH_MAX", 4)
+    empty = rows(store)
+    vhost = tree(catalog)
+    inside = list(catalog.children(vhost))
+    topic = next(each for each in inside if each.kind is Kind.TOPIC)
+    below = list(catalog.children(topic.id))
+    events: list[Event] = []
+    catalog.on_change(events.append)
+    assert catalog.start_delete(vhost) == 1
+    assert bool(catalog.is_purging)
+    total = 1
+    while catalog.is_purging:
+        assert catalog.get(vhost) is None
+        assert catalog.find(Kind.VHOST, "/") is None
+        for each in (*inside, *below):
+            assert catalog.get(each.id) is None
+            assert catalog.find(each.kind, each.name, each.parent) is None
+        assert list(catalog.children(vhost)) == list(catalog.children(topic.id)) == []
+        assert catalog.page(Kind.TOPIC, vhost).objects == []
+        with pytest.raises(NotFoundError):
+            catalog.create(Kind.QUEUE, "q", vhost)
+        with pytest.raises(NotFoundError):
+            catalog.create(Kind.SUBSCRIPTION, "s", topic.id)
+        with pytest.raises(NotFoundError):
+            catalog.update(topic.id, {})
+        removed = catalog.purge()
+        assert removed <= 4
+        total += removed
+    assert total == SIZE
+    assert rows(store) == empty
+    assert catalog.purge() == 0
+    deleted = [event for event in events if event.action is Action.DELETED]
+    assert len({event.id for event in deleted}) == len(deleted) == SIZE
+
+
+@pytest.mark.promise("P10")
+@pytest.mark.parametrize("whole_steps", range(8))
+def test_a_deletion_cut_short_is_finished_at_the_next_open(whole_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deletion, "OBJECTS_PER_BATCH_MAX", 4)
+    store = CountingStore()
+    catalog = Catalog(store)
+    catalog.open()
+    kept = tree(catalog, "kept")
+    expected = rows(store)
+    vhost = tree(catalog)
+    before = rows(store)
+    store.fail_at = len(store.batches) + whole_steps
+    with pytest.raises(OSError, match="power"):
+        catalog.delete(vhost)
+    store.fail_at = None
+    if whole_steps == 0:
+        assert rows(store) == before
+        return
+    again = Catalog(store)
+    assert again.open() is False
+    assert not again.is_purging
+    assert rows(store) == expected
+    assert again.check().fault_count == 0
+    assert again.get(kept) is not None
+
+
+@pytest.mark.promise("P10")
+def test_a_step_that_failed_is_made_again_by_the_same_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deletion, "OBJECTS_PER_BATCH_MAX", 4)
+    store = CountingStore()
+    catalog = Catalog(store)
+    catalog.open()
+    empty = rows(store)
+    catalog.start_delete(tree(catalog))
+    catalog.purge()
+    store.fail_at = 0
+    for _ in range(2):
+        with pytest.raises(OSError, match="power"):
+            catalog.purge()
+    store.fail_at = None
+    while catalog.is_purging:
+        catalog.purge()
+    assert rows(store) == empty
+
+
+@pytest.mark.promise("P10")
+def test_what_is_made_again_under_the_name_starts_empty(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deletion, "OBJECTS_PER_BATCH_MAX", 4)
+    catalog.start_delete(tree(catalog))
+    again = catalog.create(Kind.VHOST, "/")
+    queue = catalog.create(Kind.QUEUE, "q", again.id)
+    assert catalog.find(Kind.TOPIC, "t0", again.id) is None
+    while catalog.is_purging:
+        assert catalog.find(Kind.VHOST, "/") == again
+        assert list(catalog.children(again.id)) == [queue]
+        catalog.purge()
+    assert list(catalog.children(again.id)) == [queue]
+    catalog.rebuild_names()
+    assert list(catalog.children(again.id)) == [queue]
+    assert catalog.check().fault_count == 0
+
+
+@pytest.mark.promise("P10")
+def test_two_large_deletions_are_purged_one_after_the_other(
+    catalog: Catalog, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deletion, "OBJECTS_PER_BATCH_MAX", 4)
+    empty = rows(store)
+    for vhost in [tree(catalog, "1"), tree(catalog, "2")]:
+        catalog.start_delete(vhost)
+    assert sum(catalog.purge() for _ in range(20)) == 2 * (SIZE - 1)
+    assert rows(store) == empty
+
+
+@pytest.mark.promise("P10")
+def test_objects_of_unknown_kinds_and_several_parents_go_with_their_ancestor(catalog: Catalog, store: Store) -> None:
+    other = catalog.create(Kind.VHOST, "other")
+    before = rows(store)
+    vhost = catalog.create(Kind.VHOST, "/")
+    queue = catalog.create(Kind.QUEUE, "q", vhost.id)
+    foreign = ConfiguredRecord(uuid4(), "Federation", {"name": "f"}, {"vhost": other.id, "queue": queue.id})
+    catalog.configuration.create(foreign)
+    assert catalog.get(foreign.id) is None
+    catalog.delete(vhost.id)
+    assert rows(store) == before
+
+
+def test_a_circle_that_damage_made_does_not_hang_a_deletion() -> None:
+    store = MemoryStore()
+    catalog = Catalog(store)
+    catalog.open()
+    vhost = catalog.create(Kind.VHOST, "/")
+    topic = catalog.create(Kind.TOPIC, "t", vhost.id)
+    batch = Batch()
+    batch.put(Family.OBJECT_NAMES, keys.object_name_key(topic.id, Kind.VHOST, "/"), vhost.id.bytes)
+    store.write(batch)
+    with pytest.raises(CorruptionError, match="nested deeper"):
+        catalog.delete(vhost.id)
+    catalog.rebuild_names()
+    assert catalog.delete(vhost.id) == 2

@@ -1,0 +1,114 @@
+"""The seam between building a change and waiting for it, from threads and from asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from uuid import uuid4
+
+import pytest
+from tests.unit.catalog.stores import CountingStore
+
+from basaltmq.catalog.catalog import Catalog
+from basaltmq.catalog.commits import Commits
+from basaltmq.catalog.kinds import Kind
+from basaltmq.catalog.objects import CatalogObject
+from basaltmq.catalog.preferences import Preference, PreferenceStore
+from basaltmq.errors import AlreadyExistsError, StorageError
+from basaltmq.store.commit import GroupCommit
+from basaltmq.store.families import Family
+
+
+@pytest.mark.spec("A2")
+@pytest.mark.promise("P2")
+def test_a_change_that_raises_writes_nothing_and_waits_for_nothing(counting: CountingStore) -> None:
+    commits = Commits(counting)
+    ran: list[str] = []
+
+    def fail() -> None:
+        with commits.change() as change:
+            change.put(Family.STATE, b"k", b"v")
+            change.after.append(lambda: ran.append("after"))
+            raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert (counting.batches, counting.syncs, ran) == ([], 0, [])
+    with commits.change():
+        pass
+    assert (counting.batches, counting.syncs) == ([], 0)
+
+
+@pytest.mark.promise("P1")
+def test_a_change_is_written_before_and_synced_after_what_follows_it(counting: CountingStore) -> None:
+    seen: list[tuple[int, int]] = []
+    commits = Commits(counting)
+    with commits.change() as change:
+        change.put(Family.STATE, b"k", b"v")
+        change.after.append(lambda: seen.append((len(counting.batches), counting.syncs)))
+    assert seen == [(1, 0)]
+    assert counting.syncs == 1
+    with commits.change(durable=False) as change:
+        change.put(Family.STATE, b"k", b"w")
+    assert counting.syncs == 1
+
+
+@pytest.mark.promise("P1")
+def test_asyncio_shares_one_sync_for_many_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CountingStore()
+    group = GroupCommit(store)
+    catalog = Catalog(store, Commits(store, group))
+    catalog.open()
+    all_written = threading.Event()
+    plain_sync = store.sync
+
+    def slow_sync() -> None:
+        assert all_written.wait(10)
+        plain_sync()
+
+    async def create_many() -> list[CatalogObject]:
+        wishes = [
+            asyncio.ensure_future(catalog.durably(catalog.create, Kind.QUEUE, f"q{number}")) for number in range(50)
+        ]
+        await asyncio.sleep(0)
+        assert not any(wish.done() for wish in wishes)
+        all_written.set()
+        return await asyncio.gather(*wishes)
+
+    monkeypatch.setattr(store, "sync", slow_sync)
+    syncs = store.syncs
+    created = asyncio.run(create_many())
+    group.close()
+    assert [catalog.find(Kind.QUEUE, f"q{number}") for number in range(50)] == created
+    assert 1 <= store.syncs - syncs <= 2
+
+
+def test_asyncio_works_without_a_group_and_hands_errors_through(counting: CountingStore) -> None:
+    catalog = Catalog(counting)
+    catalog.open()
+    syncs = counting.syncs
+
+    async def twice() -> None:
+        await catalog.durably(catalog.create, Kind.QUEUE, "q")
+        assert counting.syncs == syncs + 1
+        with pytest.raises(AlreadyExistsError):
+            await catalog.durably(catalog.create, Kind.QUEUE, "q")
+
+    asyncio.run(twice())
+    catalog.create(Kind.QUEUE, "blocking again")
+    assert counting.syncs == syncs + 2
+
+
+@pytest.mark.promise("P1")
+def test_a_failed_sync_fails_the_change_that_waited(counting: CountingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = GroupCommit(counting)
+    preferences = PreferenceStore(counting, Commits(counting, group))
+    preferences.open_and_load(lambda each: None)
+
+    def fail() -> None:
+        raise StorageError("the disk is gone")
+
+    monkeypatch.setattr(counting, "sync", fail)
+    with pytest.raises(StorageError, match="disk is gone"):
+        preferences.update_or_create([Preference(uuid4(), "o", "t", "n", 0, 0, {})])
+    group.close()
