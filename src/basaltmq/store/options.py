@@ -25,7 +25,11 @@ DELETION_WINDOW: Final = 1024
 
 
 class SharedMemory:
-    """One block cache and one write-buffer budget for every store of a process, so that memory has one limit."""
+    """One block cache and one write-buffer budget for every store of a process, so that memory has one limit.
+
+    The write-buffer budget is soft: passing it sends memory tables to disk, and writes go on meanwhile, up to two
+    buffers per family. A hard one would let an idle store, which flushes nothing, stall all the others.
+    """
 
     def __init__(self, cache_bytes: int = 64 * MIB, write_buffer_bytes: int = 128 * MIB) -> None:
         self.cache = Cache(cache_bytes)

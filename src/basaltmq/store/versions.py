@@ -50,6 +50,8 @@ def bring_up_to_date(
         store.sync()
         return True
     version = 1 if found is None else found
+    if version < 1:
+        raise CorruptionError(f"the version row {name!r} says {version}; versions begin at 1")
     if version > current:
         raise StoreTooNewError(
             f"{name} is at version {version}, this Basalt knows up to {current}: open the store with a newer Basalt"

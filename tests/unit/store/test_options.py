@@ -1,0 +1,96 @@
+"""Settings reach RocksDB: what the options file of an open database says is what the profiles ask for."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import MIB, Family
+from basaltmq.store.open import open_store
+from basaltmq.store.options import SharedMemory, StoreOptions
+
+
+def written_options(path: Path) -> dict[str, dict[str, str]]:
+    """Section -> option -> value, from RocksDB's own record of what it runs with."""
+    newest = max((path / "kv").glob("OPTIONS-*"), key=lambda each: int(each.name.partition("-")[2]))
+    sections: dict[str, dict[str, str]] = {}
+    section: dict[str, str] = {}
+    for line in newest.read_text().splitlines():
+        line = line.strip()
+        if line.startswith("["):
+            section = sections.setdefault(line.strip("[]"), {})
+        elif "=" in line:
+            name, _, value = line.partition("=")
+            section[name.strip()] = value.strip()
+    return sections
+
+
+@pytest.mark.spec("A1")
+def test_every_family_runs_with_its_profile(tmp_path: Path) -> None:
+    open_store(tmp_path / "store").close()
+    sections = written_options(tmp_path / "store")
+    for family in Family:
+        if family is Family.DEFAULT:
+            continue
+        found, profile = sections[f'CFOptions "{family.label}"'], family.profile
+        assert int(found["write_buffer_size"]) == profile.write_buffer_bytes, family
+        assert (found["enable_blob_files"] == "true") == (profile.blob_bytes_min is not None), family
+        if profile.blob_bytes_min is not None:
+            assert int(found["min_blob_size"]) == profile.blob_bytes_min
+            assert found["enable_blob_garbage_collection"] == "true"
+            assert float(found["blob_garbage_collection_force_threshold"]) == 0.5
+        table = sections[f'TableOptions/BlockBasedTable "{family.label}"']
+        assert table["cache_index_and_filter_blocks"] == "true", "index blocks count against the one memory limit"
+        assert ("bloomfilter" in table["filter_policy"].lower()) == profile.bloom, family
+
+
+@pytest.mark.promise("P8")
+def test_settings_of_the_database_reach_it(tmp_path: Path) -> None:
+    options = StoreOptions(open_files_max=77, wal_bytes_max=9 * MIB, background_jobs=3)
+    open_store(tmp_path / "store", options=options).close()
+    database = written_options(tmp_path / "store")["DBOptions"]
+    assert database["max_open_files"] == "77"
+    assert database["max_total_wal_size"] == str(9 * MIB)
+    assert database["max_background_jobs"] == "3"
+    assert database["paranoid_checks"] == "true"
+
+
+@pytest.mark.promise("P8", "P9")
+def test_the_log_to_replay_stays_bounded(tmp_path: Path) -> None:
+    """A family with one old row must not keep all later logs alive."""
+    store = open_store(tmp_path / "store", options=StoreOptions(wal_bytes_max=2 * MIB))
+    batch = Batch()
+    batch.put(Family.STATE, b"old", b"row")
+    store.write(batch)
+    for number in range(400):
+        batch = Batch()
+        batch.put(Family.MESSAGES, b"%d" % number, bytes(50_000))
+        store.write(batch)
+    store.flush(Family.MESSAGES)
+    logs = sum(each.stat().st_size for each in (tmp_path / "store" / "kv").glob("*.log"))
+    store.close()
+    assert logs < 8 * MIB
+
+
+@pytest.mark.promise("P8")
+def test_stores_of_a_process_share_one_memory_budget(tmp_path: Path) -> None:
+    memory = SharedMemory(cache_bytes=4 * MIB, write_buffer_bytes=4 * MIB)
+    stores = [open_store(tmp_path / str(number), options=StoreOptions(memory=memory)) for number in range(3)]
+    for number in range(300):
+        batch = Batch()
+        batch.put(Family.MESSAGES, b"%d" % number, bytes(10_000))
+        batch.put(Family.QUEUE_ENTRIES, b"%d" % number, bytes(10_000))
+        for store in stores:
+            store.write(batch)
+    assert memory.write_buffers.get_buffer_size() == 4 * MIB
+    # No family has filled its own buffer of 16 MiB; it is the shared budget that sends them to disk.
+    deadline = time.monotonic() + 30
+    while memory.write_buffers.get_usage() > 8 * MIB and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert memory.write_buffers.get_usage() <= 8 * MIB
+    assert sum(store.properties()["sst-bytes"] for store in stores) > 0
+    for store in stores:
+        store.close()
