@@ -77,20 +77,20 @@ def test_the_log_to_replay_stays_bounded(tmp_path: Path) -> None:
 
 @pytest.mark.promise("P8")
 def test_stores_of_a_process_share_one_memory_budget(tmp_path: Path) -> None:
-    memory = SharedMemory(cache_bytes=4 * MIB, write_buffer_bytes=4 * MIB)
+    memory = SharedMemory(cache_bytes=4 * MIB, write_buffer_bytes=16 * MIB)
     stores = [open_store(tmp_path / str(number), options=StoreOptions(memory=memory)) for number in range(3)]
-    for number in range(300):
+    for number in range(1000):
         batch = Batch()
         batch.put(Family.MESSAGES, b"%d" % number, bytes(10_000))
         batch.put(Family.QUEUE_ENTRIES, b"%d" % number, bytes(10_000))
         for store in stores:
             store.write(batch)
-    assert memory.write_buffers.get_buffer_size() == 4 * MIB
+    assert memory.write_buffers.get_buffer_size() == 16 * MIB
     # No family has filled its own buffer of 16 MiB; it is the shared budget that sends them to disk.
     deadline = time.monotonic() + 30
-    while memory.write_buffers.get_usage() > 8 * MIB and time.monotonic() < deadline:
+    while memory.write_buffers.get_usage() > 16 * MIB and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert memory.write_buffers.get_usage() <= 8 * MIB
+    assert memory.write_buffers.get_usage() <= 16 * MIB
     assert sum(store.properties()["sst-bytes"] for store in stores) > 0
     for store in stores:
         store.close()
