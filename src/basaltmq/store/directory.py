@@ -1,12 +1,17 @@
 """The directory of a store on disk: who may open it, and what it holds.
 
-    STORE         one line of JSON with its CRC32C: format, version, store id. Written first, so that a directory
-                  without it is either empty or not ours.
+    STORE         one sealed line (see below): format, version, store id. Written first, so that a directory without
+                  it is either empty or not ours.
     LOCK          held with flock by the one process that writes; its text names the holder.
+    SEALS         one sealed line: checksums of files RocksDB does not protect itself (`seals`).
+    CHECKSUMS     only in a checkpoint: size and CRC32C of every file in it (`checkpoint`).
     kv/           the RocksDB database.
     quarantine/   what could not be read or placed; never deleted by Basalt.
 
-Nothing here is touched before the checks have passed: a directory that is refused is left as it was found.
+A sealed line is `{CRC32C of the JSON, 8 hex digits} {JSON}\\n`.
+
+Nothing here is touched before the checks have passed: a directory that is refused is left as it was found, down to
+the text in LOCK. `claim` ends the checks.
 """
 
 from __future__ import annotations
@@ -15,9 +20,10 @@ import errno
 import fcntl
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from uuid import UUID, uuid4
 
 import google_crc32c
@@ -40,8 +46,38 @@ FORMAT_VERSION: Final = 1
 MARKER: Final = "STORE"
 MARKER_DRAFT: Final = "STORE.new"
 LOCK: Final = "LOCK"
+SEALS: Final = "SEALS"
+CHECKSUMS: Final = "CHECKSUMS"
 DATABASE: Final = "kv"
 QUARANTINE: Final = "quarantine"
+
+LINE_BYTES_MAX: Final = 256 << 20
+"""A sealed line at most; two million files of 100 bytes each, far more than a store has."""
+
+
+def encode_line(said: Mapping[str, Any]) -> bytes:
+    body = json.dumps(said)
+    return f"{google_crc32c.value(body.encode()):08x} {body}\n".encode()
+
+
+def decode_line(raw: bytes, path: Path, remedy: str) -> dict[str, Any]:
+    """What a sealed line says; CorruptionError if it is not what was written."""
+    crc, _, body = raw.removesuffix(b"\n").partition(b" ")
+    if crc != b"%08x" % google_crc32c.value(body):
+        raise CorruptionError(f"{path} does not match its checksum; {remedy}")
+    said = json.loads(body)
+    if not isinstance(said, dict):
+        raise CorruptionError(f"{path} holds {type(said).__name__}, not an object; {remedy}")
+    return said
+
+
+def read_line(path: Path, remedy: str) -> dict[str, Any]:
+    """Read and decode the sealed line at `path`; FileNotFoundError if there is none."""
+    with open(path, "rb") as file:
+        raw = file.read(LINE_BYTES_MAX + 1)
+    if len(raw) > LINE_BYTES_MAX:
+        raise CorruptionError(f"{path} is over {LINE_BYTES_MAX} bytes; {remedy}")
+    return decode_line(raw, path, remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,35 +88,42 @@ class Marker:
     version: int = FORMAT_VERSION
 
     def encode(self) -> bytes:
-        body = json.dumps({"format": FORMAT, "version": self.version, "store_id": str(self.store_id)})
-        return f"{google_crc32c.value(body.encode()):08x} {body}\n".encode()
+        return encode_line({"format": FORMAT, "version": self.version, "store_id": str(self.store_id)})
 
     @classmethod
     def decode(cls, raw: bytes, path: Path) -> Marker:
-        crc, _, body = raw.rstrip(b"\n").partition(b" ")
-        if crc != b"%08x" % google_crc32c.value(body):
-            raise CorruptionError(f"{path} does not match its checksum; restore it from a backup of this store")
-        said = json.loads(body)
-        if said["format"] != FORMAT:
-            raise NotAStoreError(f"{path} says format {said['format']!r}, not {FORMAT!r}")
-        if said["version"] > FORMAT_VERSION:
+        said = decode_line(raw, path, "restore it from a backup of this store")
+        if said.get("format") != FORMAT:
+            raise NotAStoreError(f"{path} says format {said.get('format')!r}, not {FORMAT!r}")
+        version = said.get("version")
+        if not isinstance(version, int) or version < 1:
+            raise CorruptionError(f"{path} says version {version!r}; restore it from a backup of this store")
+        if version > FORMAT_VERSION:
             raise StoreTooNewError(
-                f"{path.parent} has directory version {said['version']}, this Basalt knows up to {FORMAT_VERSION}: "
+                f"{path.parent} has directory version {version}, this Basalt knows up to {FORMAT_VERSION}: "
                 "open it with a newer Basalt"
             )
-        return cls(UUID(said["store_id"]), said["version"])
+        try:
+            return cls(UUID(said["store_id"]), version)
+        except (KeyError, ValueError, AttributeError, TypeError):
+            raise CorruptionError(f"{path} has no store id; restore it from a backup of this store") from None
 
 
 def read_marker(path: Path) -> Marker | None:
     """The marker of the store at `path`; None if the path is empty or missing, so that a store may begin there."""
     try:
-        present = sorted(entry.name for entry in os.scandir(path))
+        with os.scandir(path) as entries:
+            present = sorted(entry.name for entry in entries)
+        if MARKER in present:
+            return Marker.decode((path / MARKER).read_bytes(), path / MARKER)
     except FileNotFoundError:
         return None
     except NotADirectoryError:
         raise NotAStoreError(f"{path} is a file; a store is a directory") from None
-    if MARKER in present:
-        return Marker.decode((path / MARKER).read_bytes(), path / MARKER)
+    except IsADirectoryError:
+        raise NotAStoreError(f"{path / MARKER} is a directory; in a store it is a file") from None
+    except OSError as error:
+        raise os_error(error, path) from error
     if set(present) - {MARKER_DRAFT, LOCK}:
         raise NotAStoreError(
             f"{path} is not a Basalt store: it has no {MARKER} file but holds {', '.join(present[:3])}"
@@ -92,11 +135,11 @@ def read_marker(path: Path) -> Marker | None:
 class StoreDirectory:
     """A store's directory, held for writing by this process until `release`."""
 
-    def __init__(self, path: Path, marker: Marker, lock_fd: int, *, is_new: bool) -> None:
+    def __init__(self, path: Path, marker: Marker, lock: _Lock, *, is_new: bool) -> None:
         self.path = path
         self.marker = marker
         self.is_new = is_new
-        self._lock_fd = lock_fd
+        self._lock: _Lock | None = lock
 
     @property
     def database(self) -> Path:
@@ -114,55 +157,135 @@ class StoreDirectory:
             raise StoreNotFoundError(f"there is no store at {path}; create one, or check the path")
         try:
             if marker is None:
-                path.mkdir(parents=True, exist_ok=True)
-            lock_fd = _lock(path)
+                make_directory(path)
+            lock = _take_lock(path)
         except OSError as error:
             raise os_error(error, path) from error
         try:
+            # Somebody may have made it, or removed it, before the lock was ours.
+            marker = read_marker(path)
             is_new = marker is None
             if marker is None:
                 marker = Marker(uuid4())
                 write_durably(path / MARKER, marker.encode())
         except OSError as error:
-            os.close(lock_fd)
+            lock.release()
             raise os_error(error, path) from error
-        return cls(path, marker, lock_fd, is_new=is_new)
+        except BaseException:
+            lock.release()
+            raise
+        return cls(path, marker, lock, is_new=is_new)
+
+    def claim(self) -> None:
+        """The checks have passed: name this process in LOCK."""
+        assert self._lock is not None
+        try:
+            self._lock.claim()
+        except OSError as error:
+            raise os_error(error, self.path) from error
 
     def release(self) -> None:
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
 
-def _lock(path: Path) -> int:
-    if not os.access(path, os.W_OK):
-        raise StoreReadOnlyError(f"{path} is not writable by this user; open it read-only, or change its permissions")
-    fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(fd, 64, 0).decode("ascii", "replace").strip() or "unknown"
+class _Lock:
+    """LOCK, held. If it was made for this and never claimed, it goes again."""
+
+    def __init__(self, path: Path, fd: int, *, made: bool) -> None:
+        self._path = path
+        self._fd = fd
+        self._made = made
+
+    def claim(self) -> None:
+        self._made = False
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        if self._made:
+            self._path.unlink(missing_ok=True)
+        os.close(self._fd)
+
+
+def _take_lock(directory: Path) -> _Lock:
+    for place in (directory, directory / DATABASE):
+        if place.exists() and not os.access(place, os.W_OK):
+            raise StoreReadOnlyError(
+                f"{place} is not writable by this user; open the store read-only, or change its permissions"
+            )
+    path = directory / LOCK
+    while True:
+        made = not path.exists()
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 64, 0).decode("ascii", "replace").strip()
+            os.close(fd)
+            raise StoreLockedError(_locked(directory, holder)) from None
+        except OSError:
+            os.close(fd)
+            raise
+        # Whoever held it may have removed it before letting go; then this is the lock of nothing.
+        if _is_at(fd, path):
+            return _Lock(path, fd, made=made)
         os.close(fd)
-        raise StoreLockedError(
-            f"{path} is open for writing by process {holder}; stop it, or open the store read-only"
-        ) from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd
+
+
+def _locked(directory: Path, holder: str) -> str:
+    if holder == str(os.getpid()):
+        return f"{directory} is open for writing in this process ({holder}) already; use that store, or close it first"
+    return (
+        f"{directory} is open for writing by process {holder or 'unknown'}; "
+        "stop it, or open the store read-only with open_view"
+    )
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and what is missing above it, durably."""
+    missing = []
+    while not path.exists():
+        missing.append(path)
+        path = path.parent
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+        sync_directory(each.parent)
 
 
 def write_durably(path: Path, data: bytes) -> None:
     """Put `data` at `path` so that after a crash it is there whole or the old state is."""
     draft = path.with_name(path.name + ".new")
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
-        with open(fd, "wb", closefd=False) as file:
-            file.write(data)
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            with open(fd, "wb", closefd=False) as file:
+                file.write(data)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(draft, path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Make what is in a file durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
         os.fsync(fd)
     finally:
         os.close(fd)
-    os.rename(draft, path)
-    sync_directory(path.parent)
 
 
 def sync_directory(path: Path) -> None:
@@ -179,5 +302,7 @@ def os_error(error: OSError, path: Path) -> StorageError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFullError(f"no space left for {path}: {error.strerror}; free some and open the store again")
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return StoreReadOnlyError(f"{path} cannot be written: {error.strerror}; open it read-only")
+        return StoreReadOnlyError(
+            f"{path} does not allow this: {error.strerror}; open it read-only, or change its permissions"
+        )
     return StorageError(f"{path}: {error.strerror or error}")

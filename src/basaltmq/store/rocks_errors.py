@@ -16,6 +16,7 @@ from basaltmq.errors import (
     BasaltError,
     CorruptionError,
     DiskFullError,
+    InvalidConfigError,
     StorageError,
     StoreClosedError,
     StoreLockedError,
@@ -28,6 +29,12 @@ from basaltmq.errors import (
 _FILE: Final = re.compile(r"[\w./-]*(?:\d+\.(?:sst|blob|log)|MANIFEST-\d+|OPTIONS-\d+|CURRENT)\b")
 
 
+def named_file(text: str, otherwise: Path) -> Path:
+    """The file of a database that a text of RocksDB names, `otherwise` if it names none."""
+    named = _FILE.search(text)
+    return Path(named.group(0)) if named else otherwise
+
+
 def translate(error: Exception, path: Path) -> BasaltError:
     """What an exception out of `rocksdict` means."""
     if isinstance(error, BasaltError):
@@ -38,9 +45,9 @@ def translate(error: Exception, path: Path) -> BasaltError:
     if "No space left" in text or "Disk quota exceeded" in text or "NoSpace" in text:
         return DiskFullError(f"no space left for {path}; free some and open the store again ({text})")
     if text.startswith("Corruption"):
-        named = _FILE.search(text)
-        where = named.group(0) if named else str(path)
-        return CorruptionError(f"{where} is damaged: {text}")
+        return CorruptionError(f"{named_file(text, path)} is damaged: {text}")
+    if "No such file or directory" in text and _FILE.search(text):
+        return CorruptionError(f"{named_file(text, path)} is missing; restore a backup ({text})")
     if "Write stall" in text:
         return StoreStalledError(f"the store at {path} is behind with compaction; nothing was written, try again")
     if "Column families not opened" in text:
@@ -49,6 +56,9 @@ def translate(error: Exception, path: Path) -> BasaltError:
     if "Could not find option" in text or "not changeable" in text.lower():
         name = text.rpartition(":")[2].strip()
         return UnknownOptionError(f"{name!r} is not an option that can change on an open store")
+    if "Error parsing" in text:
+        name = text.partition("Error parsing ")[2].partition(":")[0]
+        return InvalidConfigError(f"the value for option {name!r} cannot be read; the option was not changed")
     if "lock hold" in text or "While lock file" in text:
         return StoreLockedError(f"{path} is open elsewhere: {text}")
     if "Read-only file system" in text or "Permission denied" in text:

@@ -1,0 +1,33 @@
+"""kill -9 at random moments of open, recovery, writes, flush, compaction, checkpoint, set_options and close."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from tests.crash.harness import Forge
+from tests.crash.workload import Expectation, ride
+
+KILLS_PER_STORE = 35
+STORES = 6
+
+
+@pytest.mark.promise("P1", "P2", "P10")
+@pytest.mark.spec("A10")
+@pytest.mark.parametrize("number", range(STORES))
+def test_after_kill_9_confirmed_stays_batches_are_whole_and_deleted_is_gone(
+    forge: Forge, tmp_path: Path, number: int
+) -> None:
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    path = tmp_path / "store"
+    expectation = Expectation()
+    for _ in range(KILLS_PER_STORE):
+        ride(forge.start("tests.crash.workload:run", str(path), rng.getrandbits(32)), expectation, rng)
+    checked = expectation.checks
+    assert checked >= KILLS_PER_STORE // 3, "most children died before they had opened: the test shows little"
+    for line in forge.run("tests.crash.workload:check", str(path)):
+        expectation.hear(line)
+    assert expectation.checks == checked + 1
