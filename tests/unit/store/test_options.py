@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -70,9 +71,22 @@ def test_the_log_to_replay_stays_bounded(tmp_path: Path) -> None:
         batch.put(Family.MESSAGES, b"%d" % number, bytes(50_000))
         store.write(batch)
     store.flush(Family.MESSAGES)
-    logs = sum(each.stat().st_size for each in (tmp_path / "store" / "kv").glob("*.log"))
+    deadline = time.monotonic() + 30
+    while log_bytes(tmp_path / "store") > 4 * MIB and time.monotonic() < deadline:
+        # The flush that frees old logs is asked for by a write and done in the background.
+        store.write(batch)
+        time.sleep(0.01)
+    assert log_bytes(tmp_path / "store") <= 4 * MIB
     store.close()
-    assert logs < 8 * MIB
+
+
+def log_bytes(path: Path) -> int:
+    total = 0
+    for each in (path / "kv").glob("*.log"):
+        # RocksDB may delete a log between the listing and the look at it.
+        with contextlib.suppress(FileNotFoundError):
+            total += each.stat().st_size
+    return total
 
 
 @pytest.mark.promise("P8")
@@ -89,6 +103,9 @@ def test_stores_of_a_process_share_one_memory_budget(tmp_path: Path) -> None:
     # No family has filled its own buffer of 16 MiB; it is the shared budget that sends them to disk.
     deadline = time.monotonic() + 30
     while memory.write_buffers.get_usage() > 16 * MIB and time.monotonic() < deadline:
+        # A memory table is sent to disk by the next write that finds the budget passed.
+        for store in stores:
+            store.write(batch)
         time.sleep(0.01)
     assert memory.write_buffers.get_usage() <= 16 * MIB
     assert sum(store.properties()["sst-bytes"] for store in stores) > 0
