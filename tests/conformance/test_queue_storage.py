@@ -27,6 +27,7 @@ from basaltmq.queues.operations import (
     Operation,
     PutLease,
     PutMessage,
+    PutMessages,
     PutQueue,
     PutState,
 )
@@ -247,6 +248,15 @@ def test_a_batch_of_every_operation_is_one_write_and_all_or_nothing(setup: Setup
     after = {(family, key[:3]) for family, key in setup.rows()}
     assert {family for family, _ in after} == {family.label for family in FAMILIES}
     assert len(setup.rows()) == 5
+
+
+@pytest.mark.spec("C1")
+def test_many_messages_in_one_operation_are_the_same_as_one_each(setup: Setup) -> None:
+    made = [message(queue, key, at) for at, (queue, key) in enumerate([("q", "a"), ("q", "b"), ("r", "a"), ("q", "a")])]
+    one_each = setup.storage.batch_of([PutMessage(each) for each in made])
+    assert setup.storage.batch_of([PutMessages(made)]).ops == one_each.ops
+    setup.storage.write_batch([PutMessages(made), PutMessages([])])
+    assert setup.storage.get_messages([each.key() for each in made]) == made
 
 
 @pytest.mark.spec("C6")

@@ -65,6 +65,8 @@ class QueueConfig(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True,
     priorities_max: int = 0
     """Priorities 0 to this one are told apart; 0 is a queue without priorities."""
     durability: Durability = Durability.SYNCED
+    dedup_window_ms: int | None = None
+    """How long a publisher's deduplication id is remembered."""
 
     def __post_init__(self) -> None:
         _check_name("name", self.name)
@@ -100,6 +102,7 @@ _RANGES: Final = (
     ("bytes_max", 0, COUNT_MAX),
     ("expires_ms", 1, DURATION_MS_MAX),
     ("priorities_max", 0, 255),
+    ("dedup_window_ms", 1, DURATION_MS_MAX),
 )
 
 
@@ -119,7 +122,7 @@ def decode_config(name: str, row: bytes) -> QueueConfig:
         raise CorruptionError(f"the configuration of queue {name!r} has an unknown layout: {row[:1].hex() or 'empty'}")
     try:
         config = msgspec.msgpack.decode(memoryview(row)[1:], type=QueueConfig)
-    except (msgspec.DecodeError, InvalidConfigError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, InvalidConfigError) as error:
         raise CorruptionError(f"the configuration of queue {name!r} is damaged: {error}") from None
     if config.name != name:
         raise CorruptionError(f"the configuration of queue {name!r} says that it is of {config.name!r}")

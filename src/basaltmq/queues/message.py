@@ -2,15 +2,14 @@
 
 The key holds queue, fairness key, time and id; the value the rest:
 
-    | layout u8 | priority u8 | headers u16 | throttle keys u16 | attempts u32 | weight u32
-    | leased ns u64 | expires ns u64 | properties bytes u32 | payload bytes u32 |
-    | header: name bytes u16, value bytes u32, name, value | ... | throttle key: bytes u16, key | ...
-    | properties | payload |
+    | layout u8 | priority u8 | attempts u32 | weight u32 | leased ns u64 | expires ns u64
+    | labels bytes u32 | properties bytes u32 | payload bytes u32 | labels | properties | payload |
 
+`labels` is a MessagePack array of a map (headers) and an array (throttle keys), or empty when both are.
 `headers` are text for scripts and people; `properties` is a protocol's own encoding of what text cannot say, opaque
-here. Zero in `leased ns` and `expires ns` means never.
+here. Zero in `leased ns` and `expires ns` means never. The fixed head lets a reader look at one field in place.
 
-Budget: encoding a row without headers takes about 0.4 us, each header 0.3 us.
+Budget: encoding a row takes about 0.4 us, with headers 0.7 us.
 """
 
 from __future__ import annotations
@@ -44,9 +43,11 @@ QUEUE_NAME_BYTES_MAX: Final = 255
 FAIRNESS_KEY_BYTES_MAX: Final = 1024
 """It is part of every key of its messages."""
 
-_HEAD: Final = Struct(">BBHHIIQQII")
-_HEADER: Final = Struct(">HI")
-_U16: Final = Struct(">H")
+HEAD: Final = Struct(">BBIIQQIII")
+"""The fixed part of a row, up to the labels."""
+
+_ENCODE_LABELS: Final = msgspec.msgpack.Encoder().encode
+_DECODE_LABELS: Final = msgspec.msgpack.Decoder(tuple[dict[str, str], tuple[str, ...]]).decode
 
 
 class Message(msgspec.Struct, kw_only=True, gc=False):
@@ -72,7 +73,7 @@ class Message(msgspec.Struct, kw_only=True, gc=False):
 
 
 def check_message(message: Message) -> Message:
-    """Refuse what cannot be stored, by name. Done once where a message enters; rows are not checked again."""
+    """Refuse what cannot be stored, by name. Done once where a message enters: the encoder takes fields as they are."""
     check_id(message.id)
     check_queue_name(message.queue)
     _check_text("fairness key", message.fairness_key, FAIRNESS_KEY_BYTES_MAX)
@@ -141,37 +142,26 @@ def _check_headers(headers: dict[str, str]) -> None:
 
 
 def encode_row(message: Message) -> bytes:
-    """The value of a message's row."""
-    headers = message.headers
-    throttle_keys = message.throttle_keys
+    """The value of a checked message's row."""
     properties = message.properties
     payload = message.payload
     try:
-        head = _HEAD.pack(
+        labels = b""
+        if message.headers or message.throttle_keys:
+            labels = _ENCODE_LABELS((message.headers, message.throttle_keys))
+        head = HEAD.pack(
             LAYOUT,
             message.priority,
-            len(headers),
-            len(throttle_keys),
             message.attempts,
             message.weight,
             message.leased_ns,
             message.expires_ns,
+            len(labels),
             len(properties),
             len(payload),
         )
-        if not headers and not throttle_keys:
-            return head + properties + payload
-        parts = [head]
-        for name, value in headers.items():
-            raw_name = name.encode()
-            raw_value = value.encode()
-            parts += (_HEADER.pack(len(raw_name), len(raw_value)), raw_name, raw_value)
-        for key in throttle_keys:
-            raw_key = key.encode()
-            parts += (_U16.pack(len(raw_key)), raw_key)
-        parts += (properties, payload)
-        return b"".join(parts)
-    except (struct.error, TypeError, AttributeError, UnicodeEncodeError) as error:
+        return head + labels + properties + payload
+    except (struct.error, TypeError, AttributeError, OverflowError, UnicodeEncodeError) as error:
         check_message(message)
         raise InvalidArgumentError(f"message {message.id.hex()} cannot be stored: {error}") from None
 
@@ -179,41 +169,22 @@ def encode_row(message: Message) -> bytes:
 def decode_row(key: bytes, row: bytes) -> Message:
     """The message of a key and its value."""
     queue, fairness_key, enqueued_ns, message_id = keys.decode_message_key(key)
-    if len(row) < _HEAD.size or row[0] != LAYOUT:
+    if len(row) < HEAD.size or row[0] != LAYOUT:
         raise _damaged(queue, message_id, row)
-    (
-        _,
-        priority,
-        header_count,
-        throttle_count,
-        attempts,
-        weight,
-        leased_ns,
-        expires_ns,
-        properties_bytes,
-        payload_bytes,
-    ) = _HEAD.unpack_from(row)
-    at = _HEAD.size
+    _, priority, attempts, weight, leased_ns, expires_ns, labels_bytes, properties_bytes, payload_bytes = (
+        HEAD.unpack_from(row)
+    )
+    at = HEAD.size + labels_bytes
+    middle = at + properties_bytes
+    if middle + payload_bytes != len(row):
+        raise _damaged(queue, message_id, row)
     headers: dict[str, str] = {}
     throttle_keys: tuple[str, ...] = ()
-    if header_count or throttle_count:
+    if labels_bytes:
         try:
-            for _ in range(header_count):
-                name_bytes, value_bytes = _HEADER.unpack_from(row, at)
-                middle = at + _HEADER.size + name_bytes
-                headers[row[at + _HEADER.size : middle].decode()] = row[middle : middle + value_bytes].decode()
-                at = middle + value_bytes
-            found: list[str] = []
-            for _ in range(throttle_count):
-                begin = at + _U16.size
-                at = begin + _U16.unpack_from(row, at)[0]
-                found.append(row[begin:at].decode())
-            throttle_keys = tuple(found)
-        except (struct.error, UnicodeDecodeError):
+            headers, throttle_keys = _DECODE_LABELS(row[HEAD.size : at])
+        except (msgspec.DecodeError, UnicodeDecodeError):
             raise _damaged(queue, message_id, row) from None
-    middle = at + properties_bytes
-    if middle + payload_bytes != len(row) or len(headers) != header_count:
-        raise _damaged(queue, message_id, row)
     return Message(
         id=message_id,
         queue=queue,

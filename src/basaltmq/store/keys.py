@@ -41,6 +41,10 @@ value can collide with a separator and no prefix of one key set reaches into ano
     by tag           | 'G' | shard u64 | hash64(tag) | offset u64 |
     by time          | 'T' | shard u64 | running max ms i64, sign flipped | offset u64 |
     by expiry        | 'E' | expire at ms i64, sign flipped | shard u64 | offset u64 |
+    log checkpoint   | 'C' | lane u32 |
+    log segment      | 'S' | lane u32 | first position u64 |
+    frame            | 'O' | shard u64 | last offset u64 |
+    deleted record   | 'D' | shard u64 | offset u64 |
 
 Strings are compared by length first; only numbers and ids are promised to sort by value.
 
@@ -51,14 +55,19 @@ has no known layout is a CorruptionError, and what a decoder accepts encodes to 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import lru_cache
 from struct import Struct
-from typing import Final
+from typing import Final, Protocol
 from uuid import UUID
 
 from basaltmq.errors import CorruptionError, InvalidArgumentError
 
 STRING_BYTES_MAX: Final = 0xFFFF
 """What a u16 length can say."""
+
+PREFIXES_KEPT: Final = 4096
+"""Message prefixes kept ready; with names of usual length under 1 MiB."""
 
 _U16: Final = Struct(">H")
 _U32: Final = Struct(">I")
@@ -255,11 +264,55 @@ def decode_xid_key(key: bytes) -> tuple[int, bytes, bytes]:
 
 
 def message_key(queue: str, fairness_key: str, enqueued_ns: int, message_id: bytes) -> bytes:
-    return message_prefix(queue, fairness_key) + _TIME_ID.pack(enqueued_ns, _sized_id(message_id))
+    assert len(message_id) == _ID_BYTES, f"a message id has 16 bytes, not {len(message_id)}"
+    return _known_prefix(queue, fairness_key) + _TIME_ID.pack(enqueued_ns, message_id)
 
 
 def message_prefix(queue: str, fairness_key: str | None = None) -> bytes:
     return lp(queue) if fairness_key is None else lp(queue) + lp(fairness_key)
+
+
+class Placed(Protocol):
+    """What a message's key is made of."""
+
+    @property
+    def queue(self) -> str: ...
+
+    @property
+    def fairness_key(self) -> str: ...
+
+    @property
+    def enqueued_ns(self) -> int: ...
+
+    @property
+    def id(self) -> bytes: ...
+
+
+def message_keys(messages: Iterable[Placed]) -> list[bytes]:
+    """The keys of many messages, mostly of one queue, at less than the cost of one each."""
+    made: list[bytes] = []
+    append = made.append
+    pack = _TIME_ID.pack
+    queue: str | None = None
+    prefixes: dict[str, bytes] = {}
+    for message in messages:
+        if message.queue != queue:
+            queue = message.queue
+            prefixes = {}
+        fairness_key = message.fairness_key
+        prefix = prefixes.get(fairness_key)
+        if prefix is None:
+            prefix = prefixes[fairness_key] = message_prefix(queue, fairness_key)
+        message_id = message.id
+        assert len(message_id) == _ID_BYTES, f"a message id has 16 bytes, not {len(message_id)}"
+        append(prefix + pack(message.enqueued_ns, message_id))
+    return made
+
+
+@lru_cache(PREFIXES_KEPT)
+def _known_prefix(queue: str, fairness_key: str) -> bytes:
+    """Most of what a message's key costs is this part, and it is the same for many."""
+    return message_prefix(queue, fairness_key)
 
 
 def decode_message_key(key: bytes) -> tuple[str, str, int, bytes]:
@@ -562,6 +615,61 @@ def decode_stream_expiry_key(key: bytes) -> tuple[int, int, int]:
     if kind != b"E":
         raise _malformed(key)
     return raw - _SIGN, shard, offset
+
+
+_LOG_CHECKPOINT: Final = Struct(">cI")
+_LOG_SEGMENT: Final = Struct(">cIQ")
+_FRAME: Final = Struct(">cQQ")
+
+
+def log_checkpoint_key(lane: int) -> bytes:
+    return _LOG_CHECKPOINT.pack(b"C", lane)
+
+
+def decode_log_checkpoint_key(key: bytes) -> int:
+    _exactly(key, _LOG_CHECKPOINT.size)
+    kind, lane = _LOG_CHECKPOINT.unpack(key)
+    if kind != b"C":
+        raise _malformed(key)
+    number: int = lane
+    return number
+
+
+def log_segment_key(lane: int, start: int) -> bytes:
+    return _LOG_SEGMENT.pack(b"S", lane, start)
+
+
+def decode_log_segment_key(key: bytes) -> tuple[int, int]:
+    _exactly(key, _LOG_SEGMENT.size)
+    kind, lane, start = _LOG_SEGMENT.unpack(key)
+    if kind != b"S":
+        raise _malformed(key)
+    return lane, start
+
+
+def frame_key(shard: int, last_offset: int) -> bytes:
+    """By the last offset, so that one seek from any offset finds the frame that holds it."""
+    return _FRAME.pack(b"O", shard, last_offset)
+
+
+def decode_frame_key(key: bytes) -> tuple[int, int]:
+    return _pair(key, b"O")
+
+
+def deleted_record_key(shard: int, offset: int) -> bytes:
+    return _FRAME.pack(b"D", shard, offset)
+
+
+def decode_deleted_record_key(key: bytes) -> tuple[int, int]:
+    return _pair(key, b"D")
+
+
+def _pair(key: bytes, kind: bytes) -> tuple[int, int]:
+    _exactly(key, _FRAME.size)
+    found, shard, offset = _FRAME.unpack(key)
+    if found != kind:
+        raise _malformed(key)
+    return shard, offset
 
 
 def _shard_of(key: bytes, kind: bytes) -> int:

@@ -86,6 +86,19 @@ def test_hostile_keys_and_rows_are_damaged_but_never_fail_otherwise(key: bytes, 
         decode_row(key, row)
 
 
+@pytest.mark.spec("C4")
+def test_the_layout_is_the_one_on_disk() -> None:
+    made = message(
+        fairness_key="f", weight=2, attempts=3, priority=4, leased_ns=5, expires_ns=1 << 40, throttle_keys=("t",),
+        headers={"h": "v"}, properties=b"\0",
+    )  # fmt: skip
+    row = b"\x02\x04" + (3).to_bytes(4, "big") + (2).to_bytes(4, "big") + (5).to_bytes(8, "big")
+    row += (1 << 40).to_bytes(8, "big") + b"\0\0\0\x09" + b"\0\0\0\x01" + b"\0\0\0\x01"
+    row += b"\x92\x81\xa1h\xa1v\x91\xa1t" + b"\0" + b"p"
+    assert encode_row(made) == row
+    assert decode_row(made.key(), row) == made
+
+
 @pytest.mark.spec("C4", "C2")
 @given(MESSAGES)
 def test_the_key_holds_place_and_id(made: Message) -> None:
@@ -133,7 +146,8 @@ def test_what_cannot_be_stored_is_refused_by_name(fields: dict[str, Any]) -> Non
 
 @pytest.mark.spec("C4")
 @pytest.mark.parametrize(
-    "fields", [{"payload": "text"}, {"weight": "1"}, {"priority": 256}, {"headers": {"a": 1}}, {"throttle_keys": (1,)}]
+    "fields",
+    [{"payload": "text"}, {"payload": None}, {"weight": 1 << 64}, {"headers": {"a": "\ud800"}}, {"priority": 256}],
 )
 def test_a_message_nobody_checked_is_still_refused_when_it_is_encoded(fields: dict[str, Any]) -> None:
     with pytest.raises(BasaltError):
