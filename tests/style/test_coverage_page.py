@@ -1,0 +1,62 @@
+"""The coverage page is what the marks say, and the marks name ids that exist."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from tests.coverage_page import IDS, PAGE, ROOT, UnknownIdError, collect, marked_tests, page
+
+COUNTS = {"A": 12, "B": 10, "C": 14, "D": 5, "E": 11, "F": 3, "P": 11}
+
+
+def test_the_list_of_ids_is_complete() -> None:
+    assert list(IDS) == [f"{letter}{number}" for letter, count in COUNTS.items() for number in range(1, count + 1)]
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.exists(), "run make coverage-page"
+    assert PAGE.read_text() == page(collect(ROOT / "tests")), "the marks have changed: run make coverage-page"
+
+
+def test_marks_of_functions_classes_and_modules_are_found() -> None:
+    code = """
+pytestmark = [pytest.mark.spec("A1"), pytest.mark.slow]
+
+@pytest.mark.spec("A2", "A3")
+@pytest.mark.promise("P1")
+@pytest.mark.parametrize("x", ["A9"])
+def test_one(): ...
+
+@pytest.mark.promise("P2")
+class TestMany:
+    @pytest.mark.spec("B1")
+    async def test_two(self): ...
+    def helper(self): ...
+
+def test_plain(): ...
+"""
+    assert dict(marked_tests(ast.parse(code))) == {
+        "test_one": {"A1", "A2", "A3", "P1"},
+        "test_two": {"A1", "P2", "B1"},
+        "test_plain": {"A1"},
+    }
+
+
+def test_an_id_that_is_not_in_the_specification_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_x.py").write_text('@pytest.mark.spec("Z9")\ndef test_a(): ...\n')
+    with pytest.raises(UnknownIdError, match=r"tests/test_x.py::test_a is marked with 'Z9'"):
+        collect(tmp_path / "tests")
+
+
+def test_ids_without_a_test_are_listed_as_open(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_x.py").write_text('@pytest.mark.spec("A1")\ndef test_it_holds(): ...\n')
+    text = page(collect(tmp_path / "tests"))
+    proved, _, still_open = text.partition("## Open")
+    assert "- `tests/test_x.py`\n  - it holds" in proved
+    assert "- A1 " not in still_open
+    assert "- A2 Configuration store" in still_open
+    assert f"1 of {len(IDS)} ids" in proved
