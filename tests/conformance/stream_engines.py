@@ -22,6 +22,7 @@ from basaltmq.streams.durability import Durability
 from basaltmq.streams.memory_engine import MemoryEngine
 from basaltmq.streams.offsets import PersistentOffsets
 from basaltmq.streams.rocksdb_engine import RocksdbEngine
+from basaltmq.streams.segment_engine import SegmentEngine
 from basaltmq.streams.shards import Engine, ShardConfig, Shards, ShardSpec
 from basaltmq.streams.watermark import Watermarks
 
@@ -154,7 +155,28 @@ def _rocksdb(rig: Rig) -> StorageAdapter:
     return RocksdbEngine(rig.store, rig.shards, rig.offsets, rig.clock, rig.leaders, watermarks=rig.watermarks)
 
 
-ENGINES: dict[str, EngineMaker] = {"memory": _memory, "rocksdb": _rocksdb}
+def _gated(sync: Callable[[], None], store: GatedStore) -> Callable[[], None]:
+    """A lane's sync that waits at the store's gate and fails when the store's does."""
+
+    def held() -> None:
+        store.arrived.set()
+        assert store.gate.wait(30), "the gate was never opened"
+        if store.fail_sync is not None:
+            raise store.fail_sync
+        sync()
+
+    return held
+
+
+def _segment(rig: Rig) -> StorageAdapter:
+    store: Any = rig.store
+    engine = SegmentEngine(store, rig.shards, rig.offsets, rig.clock, rig.leaders, path=rig._path / "log")
+    for lane in engine.lanes:
+        lane.log.sync = _gated(lane.log.sync, rig.store)  # type: ignore[method-assign]
+    return engine
+
+
+ENGINES: dict[str, EngineMaker] = {"memory": _memory, "rocksdb": _rocksdb, "segment": _segment}
 
 
 def record(value: bytes | str | int, **fields: Any) -> Record:

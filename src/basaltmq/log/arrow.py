@@ -96,6 +96,11 @@ def concatenated(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.concat_batches(batches) if batches else _nothing()
 
 
+def masked(batch: pa.RecordBatch, marks: Sequence[bool]) -> pa.RecordBatch:
+    """The rows that are marked."""
+    return batch.filter(pa.array(marks, pa.bool_()))
+
+
 def from_arrow(batch: pa.RecordBatch, stamp_ms: int) -> ColumnBatch:
     """A batch from Arrow; `value` is required. Records without a time get `stamp_ms`."""
     count = batch.num_rows

@@ -135,6 +135,11 @@ class Lane:
         """Everything below survives a power loss. At first that is nothing: what was found may be in the page cache."""
         return self._synced_position
 
+    @property
+    def active_start(self) -> int:
+        """Where the segment being written begins."""
+        return self._active.start
+
     def segments(self) -> list[Segment]:
         return list(self._segments)
 
@@ -217,6 +222,11 @@ class Lane:
                 raise self._error
             if self._active.size_bytes:
                 self._start_segment()
+
+    def roll_if_old(self) -> None:
+        """Begin another segment if this one is past its age, which otherwise only an append finds out."""
+        if self._clock_ms() >= self._roll_ms:
+            self.roll()
 
     def skip_to(self, position: int) -> None:
         """Begin a segment at `position`, so that no position below it is given out again."""

@@ -21,8 +21,7 @@ import threading
 from collections import deque
 from typing import Final
 
-from basaltmq.store.api import Store
-from basaltmq.store.commit import GroupSync
+from basaltmq.store.commit import GroupSync, Syncable
 from basaltmq.streams.durability import Durability
 
 UNSYNCED_APPENDS_MAX: Final = 10_000
@@ -46,9 +45,9 @@ class Visible:
 
 
 class Watermarks:
-    """Counts the writes of one store and moves the watermarks of its shards with its syncs."""
+    """Counts the writes of one store or lane and moves the watermarks of its shards with its syncs."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Syncable) -> None:
         self._store = store
         self._lock = threading.Lock()
         self._written = 0

@@ -1,0 +1,561 @@
+"""The consume-queue index of the segment engine (SPEC D2..D4): where each frame of each shard lies.
+
+One family, `stream_index`, written without the WAL. A kind byte comes first:
+
+    'C' lane                        -> position u64: frames below it are in the index
+    'S' lane | segment start        -> frames u64, garbage bytes u64, least and largest record time, store time
+    'N' shard                       -> counts (see `segment_state`)
+    'O' shard | last offset         -> position, base offset, size, records, largest time, store time, tag mask,
+                                       first expiry, flags
+    'T' shard | time | last offset  -> empty; only where the largest time so far grows: frames before it are older
+    'K' shard | hash64(key) | last offset, 'G' shard | hash64(tag) | last offset -> empty: frames to look into
+    'D' shard | offset              -> empty: deleted one by one
+    'E' expire at | shard | last offset -> empty: the first live record of the frame that expires, does so then
+
+Because all rows are in one family, what RocksDB has on disk after a crash is a prefix of what was written, and 'C' in
+it is exact: every change is written in one batch with the position up to which the log is applied. From there on the
+log is applied again. So every row is a function of the log's frames and the shard rows, and each operation below leaves
+the rows it would have found had it seen only what is left: deleted and rebuilt, the index is the same key for key (P6).
+
+Appends are gathered: entries of many frames become one batch, and readers look at the gathered ones too (`entries`).
+Everything else (deletes, trims, copies made by cleaning) is rare: the caller writes the gathered ones (`flush`), then
+notes the frame, then the change writes itself, so that the checkpoint never stands for a change that is not there.
+
+A frame that is no live copy of records is garbage from the moment it is superseded; frames that only say what happened
+(DELETES, TRIM, DROP) count as garbage at once, and cleaning keeps of them what still matters.
+
+Budget per frame without keys and tags: 2 us to gather, 4 us to write; each key or tag adds 4 us.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator
+from struct import Struct as Layout
+from typing import Final
+
+from basaltmq.errors import BasaltError
+from basaltmq.log.columnar import ColumnBatch
+from basaltmq.store import keys
+from basaltmq.store.api import ManagedStore
+from basaltmq.store.batch import PUT, Batch
+from basaltmq.store.families import Family
+from basaltmq.streams.index_rows import Entry, SegmentStats, Words, first_expiry
+from basaltmq.streams.rocksdb_engine import clear
+from basaltmq.streams.segment_state import TIME_NONE, SegmentShard
+from basaltmq.streams.shards import ShardConfig
+
+FAMILY: Final = Family.STREAM_INDEX
+
+GATHERED_ROWS_MAX: Final = 4096
+"""Rows gathered before they are written: enough to make a batch cheap, a few hundred KB, some 10 ms of work."""
+
+_POSITION: Final = Layout(">Q")
+
+Load = Callable[[Entry], ColumnBatch | None]
+"""Reads the records of an indexed frame; None for one that holds none."""
+
+
+class StreamIndex:
+    """The index of all lanes of one engine. `lock` guards what is gathered; hold it from an append to its `add`."""
+
+    def __init__(self, store: ManagedStore, gathered_rows_max: int = GATHERED_ROWS_MAX) -> None:
+        self._store = store
+        self._rows_max = gathered_rows_max
+        self.lock = threading.RLock()
+        self._entries: dict[int, list[Entry]] = {}
+        self._touched: dict[int, SegmentShard] = {}
+        self._batch = Batch()
+        self._rows = 0
+        self._checkpoints: dict[int, int] = {}
+        self._stats: dict[tuple[int, int], SegmentStats] = {}
+        self._stats_changed: set[tuple[int, int]] = set()
+        for key, raw in store.scan(FAMILY, *keys.prefix_range(b"C")):
+            self._checkpoints[keys.decode_log_checkpoint_key(key)] = _POSITION.unpack(raw)[0]
+        for key, raw in store.scan(FAMILY, *keys.prefix_range(b"S")):
+            self._stats[keys.decode_log_segment_key(key)] = SegmentStats(raw)
+
+    def checkpoint(self, lane: int) -> int | None:
+        """The position up to which a lane is in the index."""
+        return self._checkpoints.get(lane)
+
+    def wipe(self) -> None:
+        """Begin from nothing."""
+        with self.lock:
+            batch = Batch()
+            batch.delete_range(FAMILY, b"", b"\xff")
+            self._store.write(batch, wal=False)
+            self._entries, self._touched, self._batch, self._rows = {}, {}, Batch(), 0
+            self._checkpoints, self._stats = {}, {}
+            self._stats_changed.clear()
+
+    def make_room(self) -> None:
+        """Write what is gathered if that is enough. Before an append, so that no append fails after it was made."""
+        if self._rows >= self._rows_max:
+            self.flush()
+
+    def note(
+        self, lane: int, segment: int, end: int, time_min_ms: int, time_max_ms: int, stored_ms: int, garbage: int
+    ) -> None:
+        """A frame, of whatever kind, was appended to a segment; `end` is the position after it. Under `lock`."""
+        at = (lane, segment)
+        stats = self._stats.get(at)
+        if stats is None:
+            stats = self._stats[at] = SegmentStats()
+        stats.add(time_min_ms, time_max_ms, stored_ms)
+        if garbage:
+            stats.garbage_bytes += garbage
+        self._stats_changed.add(at)
+        self._checkpoints[lane] = end
+
+    def add(self, shard: SegmentShard, entry: Entry, words: Words, config: ShardConfig) -> None:
+        """Gather a frame that follows on the shard's last. Under `lock`, after `note`."""
+        number = shard.number
+        entries = self._entries.get(number)
+        if entries is None:
+            self._entries[number] = [entry]
+            self._touched[number] = shard
+        else:
+            entries.append(entry)
+        shard.indexed_next = entry.last_offset + 1
+        shard.frames += 1
+        shard.records += entry.records
+        shard.size_bytes += entry.size_bytes
+        rows = 1
+        if entry.timestamp_max_ms > shard.timestamp_max_ms and config.index_times:
+            shard.timestamp_max_ms = entry.timestamp_max_ms
+            self._batch.ops.append(
+                (PUT, FAMILY, keys.stream_time_key(number, entry.timestamp_max_ms, entry.last_offset), b"")
+            )
+            rows = 2
+        if words.flags:
+            rows += _put_words(self._batch, number, entry.last_offset, words)
+        if entry.expire_min_ms:
+            self._batch.put(FAMILY, keys.stream_expiry_key(entry.expire_min_ms, number, entry.last_offset), b"")
+        self._rows += rows
+
+    def flush(self) -> None:
+        """Write what is gathered as one batch."""
+        with self.lock:
+            if not self._entries:
+                return
+            batch = self._batch
+            put = batch.ops.append
+            for number, entries in self._entries.items():
+                for entry in entries:
+                    put((PUT, FAMILY, keys.frame_key(number, entry.last_offset), entry.encode()))
+                shard = self._touched[number]
+                put((PUT, FAMILY, keys.stream_tail_key(number), shard.encode()))
+            # On failure the rows made of entries must not stay: the entries do, and make them again.
+            made = len(batch.ops)
+            try:
+                self._write(batch)
+            except BaseException:
+                del batch.ops[made - self._made_rows() :]
+                raise
+            # Readers look at the gathered entries first and at the store second, so the store has them by now.
+            self._entries, self._touched, self._batch, self._rows = {}, {}, Batch(), 0
+
+    def _made_rows(self) -> int:
+        return sum(len(entries) + 1 for entries in self._entries.values())
+
+    def shard_row(self, number: int) -> bytes | None:
+        with self.lock:
+            shard = self._touched.get(number)
+            if shard is not None:
+                return shard.encode()
+            return self._store.get(FAMILY, keys.stream_tail_key(number))
+
+    def entries(self, shard: int, offset: int) -> Iterator[Entry]:
+        """The frames of a shard from the one that holds `offset` (or the first after it) on, in order."""
+        gathered = self._entries.get(shard)
+        limit = None
+        if gathered:
+            limit = gathered[0].last_offset
+            if offset >= gathered[0].base_offset:
+                yield from gathered[bisect_left(gathered, (offset,)) :]
+                return
+        end = keys.prefix_range(keys.frame_key(shard, 0)[:9])[1] if limit is None else keys.frame_key(shard, limit)
+        for key, raw in self._store.scan(FAMILY, keys.frame_key(shard, offset), end):
+            yield Entry.decode(_POSITION.unpack_from(key, 9)[0], raw)
+        if gathered:
+            yield from list(gathered)
+
+    def entry(self, shard: int, last_offset: int) -> Entry | None:
+        """The frame with this last offset."""
+        found = next(self.entries(shard, last_offset), None)
+        return found if found is not None and found.last_offset == last_offset else None
+
+    def holders(self, kind: bytes, shard: int, hashed: int, offset: int) -> Iterator[int]:
+        """Last offsets, from `offset` on, of frames that have a key (`K`) or tag (`G`) of this hash."""
+        self._written()
+        first = keys.stream_index_key(kind, shard, hashed, offset)
+        _, end = keys.prefix_range(first[:17])
+        for key, _ in self._store.scan(FAMILY, first, end):
+            yield keys.decode_stream_index_key(key)[3]
+
+    def last_holder(self, kind: bytes, shard: int, hashed: int) -> int | None:
+        """The last offset of the latest frame with such a key."""
+        self._written()
+        first = keys.stream_index_key(kind, shard, hashed, 0)
+        _, end = keys.prefix_range(first[:17])
+        row = next(self._store.scan(FAMILY, first, end, reverse=True), None)
+        return None if row is None else keys.decode_stream_index_key(row[0])[3]
+
+    def first_at_time(self, shard: int, timestamp_ms: int) -> int | None:
+        """The last offset of the first frame that has a record of this time or later."""
+        self._written()
+        first = keys.stream_time_key(shard, timestamp_ms, 0)
+        row = next(self._store.scan(FAMILY, first, keys.prefix_range(first[:9])[1]), None)
+        return None if row is None else keys.decode_stream_time_key(row[0])[2]
+
+    def deleted(self, shard: int, first: int, last: int) -> list[int]:
+        """Offsets in [first, last] deleted one by one."""
+        start, end = keys.deleted_record_key(shard, first), keys.deleted_record_key(shard, last + 1)
+        return [keys.decode_deleted_record_key(key)[1] for key, _ in self._store.scan(FAMILY, start, end)]
+
+    def stats(self, lane: int, segment: int) -> SegmentStats:
+        return self._stats.get((lane, segment)) or SegmentStats()
+
+    def due(self, now_ms: int) -> Iterator[tuple[int, int]]:
+        """(shard, last offset) of frames with a record that has expired."""
+        self._written()
+        for key, _ in self._store.scan(FAMILY, b"E", keys.stream_expiry_bound(now_ms + 1)):
+            _, shard, last_offset = keys.decode_stream_expiry_key(key)
+            yield shard, last_offset
+
+    def entry_before(self, shard: int, base_offset: int) -> Entry | None:
+        """The frame before the one that begins at `base_offset`."""
+        self._written()
+        start = keys.frame_key(shard, 0)
+        row = next(self._store.scan(FAMILY, start, keys.frame_key(shard, base_offset), reverse=True), None)
+        return None if row is None else Entry.decode(keys.decode_frame_key(row[0])[1], row[1])
+
+    def delete(self, shard: SegmentShard, offsets: Iterable[int], load: Load) -> int:
+        """Records are deleted one by one; how many were not before. Under `lock`."""
+        assert not self._entries, "flush before the change is noted"
+        batch = Batch()
+        fresh: list[int] = []
+        for offset in offsets:
+            key = keys.deleted_record_key(shard.number, offset)
+            if offset >= shard.start_offset and self._store.get(FAMILY, key) is None:
+                batch.put(FAMILY, key, b"")
+                fresh.append(offset)
+        shard.deleted += len(fresh)
+        self._set_expiries(batch, shard, fresh, load)
+        self._put_tail(batch, shard)
+        self._write(batch)
+        return len(fresh)
+
+    def _set_expiries(self, batch: Batch, shard: SegmentShard, fresh: list[int], load: Load) -> None:
+        """The frames that lose a record may have another first to expire."""
+        done = -1
+        for offset in fresh:
+            if offset <= done:
+                continue
+            entry = next(self.entries(shard.number, offset), None)
+            if entry is None:
+                return
+            done = entry.last_offset
+            if entry.expire_min_ms:
+                deleted = {*self.deleted(shard.number, entry.base_offset, entry.last_offset), *fresh}
+                self._set_expiry(batch, shard, entry, deleted, load)
+
+    def _set_expiry(
+        self, batch: Batch, shard: SegmentShard, entry: Entry, deleted: Collection[int], load: Load
+    ) -> None:
+        expire_ms = first_expiry(load(entry), entry.base_offset, shard.start_offset, deleted)
+        if expire_ms != entry.expire_min_ms:
+            batch.delete(FAMILY, keys.stream_expiry_key(entry.expire_min_ms, shard.number, entry.last_offset))
+            changed = entry._replace(expire_min_ms=expire_ms)
+            batch.put(FAMILY, keys.frame_key(shard.number, entry.last_offset), changed.encode())
+            if expire_ms:
+                batch.put(FAMILY, keys.stream_expiry_key(expire_ms, shard.number, entry.last_offset), b"")
+
+    def trim(
+        self,
+        shard: SegmentShard,
+        start: int,
+        config: ShardConfig,
+        load: Load,
+        segment_of: Callable[[int], int],
+        below: Callable[[Entry, int], int],
+    ) -> int:
+        """Frames wholly below `start` leave the index; how many records went. Under `lock`.
+
+        `below` says how many records of a frame lie below an offset.
+        """
+        assert not self._entries, "flush before the change is noted"
+        number = shard.number
+        batch = Batch()
+        before = shard.kept
+        first_kept: Entry | None = None
+        unreadable: set[int] = set()
+        for entry in self.entries(number, 0):
+            if entry.last_offset >= start:
+                first_kept = entry
+                break
+            self._remove(batch, shard, entry, config, load, segment_of, unreadable)
+        self._remove_words_of(batch, number, unreadable)
+        for offset in self.deleted(number, 0, start - 1) if shard.deleted and start else ():
+            batch.delete(FAMILY, keys.deleted_record_key(number, offset))
+            shard.deleted -= 1
+        shard.start_offset = max(shard.start_offset, start)
+        shard.skipped = 0 if first_kept is None else below(first_kept, start)
+        if first_kept is not None and first_kept.expire_min_ms and first_kept.base_offset < start:
+            gone = self.deleted(number, start, first_kept.last_offset) if shard.deleted else ()
+            self._set_expiry(batch, shard, first_kept, gone, load)
+        if config.index_times:
+            self._trim_times(batch, shard, start)
+        self._put_tail(batch, shard)
+        self._write(batch)
+        return before - shard.kept
+
+    def drop(self, number: int, lane: int, segment_of: Callable[[int], int]) -> None:
+        """Nothing of a shard stays. Under `lock`."""
+        assert not self._entries, "flush before the change is noted"
+        batch = Batch()
+        for entry in self.entries(number, 0):
+            self._garbage(lane, segment_of(entry.position), entry.size_bytes)
+            if entry.expire_min_ms:
+                batch.delete(FAMILY, keys.stream_expiry_key(entry.expire_min_ms, number, entry.last_offset))
+        for kind in (b"O", b"T", b"K", b"G", b"D"):
+            clear(self._store, batch, FAMILY, kind + _POSITION.pack(number))
+        batch.delete(FAMILY, keys.stream_tail_key(number))
+        self._write(batch)
+
+    def move(
+        self,
+        shard: SegmentShard,
+        entry: Entry,
+        batch_of_records: ColumnBatch | None,
+        config: ShardConfig,
+        segment_of: Callable[[int], int],
+    ) -> None:
+        """A copy of a frame was appended; it counts from here on. Under `lock`."""
+        assert not self._entries, "flush before the change is noted"
+        batch = Batch()
+        old = self.entry(shard.number, entry.last_offset)
+        if old is not None:
+            self._garbage(shard.lane, segment_of(old.position), old.size_bytes)
+            moved = old._replace(position=entry.position, size_bytes=entry.size_bytes)
+            batch.put(FAMILY, keys.frame_key(shard.number, entry.last_offset), moved.encode())
+        else:
+            self._insert(batch, shard, entry, batch_of_records, config, frozenset())
+            self._put_tail(batch, shard)
+        self._write(batch)
+
+    def replace(
+        self,
+        shard: SegmentShard,
+        entry: Entry,
+        batch_of_records: ColumnBatch | None,
+        config: ShardConfig,
+        load: Load,
+        segment_of: Callable[[int], int],
+    ) -> None:
+        """A frame was appended that holds what is left of those it covers, which go. Under `lock`."""
+        assert not self._entries, "flush before the change is noted"
+        number = shard.number
+        batch = Batch()
+        gone_times: set[bytes] = set()
+        unreadable: set[int] = set()
+        for old in list(self._covered(number, entry)):
+            gone_times.add(keys.stream_time_key(number, old.timestamp_max_ms, old.last_offset))
+            self._remove(batch, shard, old, config, load, segment_of, unreadable)
+        self._remove_words_of(batch, number, unreadable)
+        deltas = None if batch_of_records is None else batch_of_records.deltas()
+        count = 0 if batch_of_records is None else batch_of_records.count
+        held = {entry.base_offset + delta for delta in (deltas if deltas is not None else range(count))}
+        for offset in self.deleted(number, entry.base_offset, entry.last_offset) if shard.deleted else ():
+            if offset not in held:
+                batch.delete(FAMILY, keys.deleted_record_key(number, offset))
+                shard.deleted -= 1
+        for key in gone_times:
+            batch.delete(FAMILY, key)
+        self._insert(batch, shard, entry, batch_of_records, config, gone_times)
+        if entry.base_offset < shard.start_offset:
+            shard.skipped = sum(offset < shard.start_offset for offset in held)
+        self._put_tail(batch, shard)
+        self._write(batch)
+
+    def forget_segment(self, lane: int, segment: int) -> None:
+        """The segment is gone."""
+        with self.lock:
+            self._stats.pop((lane, segment), None)
+            self._stats_changed.discard((lane, segment))
+            batch = Batch()
+            batch.delete(FAMILY, keys.log_segment_key(lane, segment))
+            self._store.write(batch, wal=False)
+
+    def harden(self) -> None:
+        """Bring the index to disk, so that the log before its checkpoint is not needed to rebuild it."""
+        self.settle()
+        self._store.flush(FAMILY)
+
+    def settle(self) -> None:
+        """Write everything there is to write, the checkpoint included."""
+        with self.lock:
+            self.flush()
+            self._write(Batch())
+
+    def count_garbage(self, lane: int, segment: int, size_bytes: int) -> None:
+        """Bytes of a segment turned out to be garbage. Under `lock`."""
+        self._garbage(lane, segment, size_bytes)
+
+    def _covered(self, number: int, entry: Entry) -> Iterator[Entry]:
+        for old in self.entries(number, entry.base_offset):
+            if old.last_offset > entry.last_offset:
+                return
+            yield old
+
+    def _remove(
+        self,
+        batch: Batch,
+        shard: SegmentShard,
+        entry: Entry,
+        config: ShardConfig,
+        load: Load,
+        segment_of: Callable[[int], int],
+        unreadable: set[int],
+    ) -> None:
+        """A frame's own row and those by its keys and tags; rows by time are the caller's."""
+        batch.delete(FAMILY, keys.frame_key(shard.number, entry.last_offset))
+        if entry.expire_min_ms:
+            batch.delete(FAMILY, keys.stream_expiry_key(entry.expire_min_ms, shard.number, entry.last_offset))
+        if entry.flags:
+            try:
+                words = Words(load(entry), config)
+            except BasaltError:
+                unreadable.add(entry.last_offset)
+            else:
+                for kind, hashes in ((b"K", words.key_hashes), (b"G", words.tag_hashes)):
+                    for hashed in hashes:
+                        batch.delete(FAMILY, keys.stream_index_key(kind, shard.number, hashed, entry.last_offset))
+        shard.frames -= 1
+        shard.records -= entry.records
+        shard.size_bytes -= entry.size_bytes
+        self._garbage(shard.lane, segment_of(entry.position), entry.size_bytes)
+
+    def _remove_words_of(self, batch: Batch, number: int, unreadable: set[int]) -> None:
+        """Frames that cannot be read do not say which keys they had: look through all of the shard's."""
+        if not unreadable:
+            return
+        for kind in (b"K", b"G"):
+            for key, _ in self._store.scan(FAMILY, *keys.prefix_range(kind + _POSITION.pack(number))):
+                if keys.decode_stream_index_key(key)[3] in unreadable:
+                    batch.delete(FAMILY, key)
+
+    def _insert(
+        self,
+        batch: Batch,
+        shard: SegmentShard,
+        entry: Entry,
+        batch_of_records: ColumnBatch | None,
+        config: ShardConfig,
+        gone_times: Collection[bytes],
+    ) -> None:
+        """A frame anywhere in the shard's run."""
+        number = shard.number
+        words = Words(batch_of_records, config)
+        deleted = self.deleted(number, entry.base_offset, entry.last_offset) if shard.deleted else ()
+        expire_ms = first_expiry(batch_of_records, entry.base_offset, shard.start_offset, deleted)
+        entry = entry._replace(expire_min_ms=expire_ms, tag_mask=words.tag_mask, flags=words.flags)
+        if expire_ms:
+            batch.put(FAMILY, keys.stream_expiry_key(expire_ms, number, entry.last_offset), b"")
+        batch.put(FAMILY, keys.frame_key(number, entry.last_offset), entry.encode())
+        _put_words(batch, number, entry.last_offset, words)
+        shard.frames += 1
+        shard.records += entry.records
+        shard.size_bytes += entry.size_bytes
+        shard.indexed_next = max(shard.indexed_next, entry.last_offset + 1)
+        if config.index_times:
+            self._insert_time(batch, shard, entry, gone_times)
+
+    def _insert_time(self, batch: Batch, shard: SegmentShard, entry: Entry, gone: Collection[bytes]) -> None:
+        """Keep rows by time rising in time and offset: one that is reached earlier makes later ones superfluous."""
+        number = shard.number
+        own = keys.stream_time_key(number, entry.timestamp_max_ms, entry.last_offset)
+        start, end = keys.prefix_range(own[:9])
+        for key, _ in self._store.scan(FAMILY, keys.stream_time_key(number, entry.timestamp_max_ms, 0), end):
+            if key in gone:
+                continue
+            _, time_ms, last_offset = keys.decode_stream_time_key(key)
+            if last_offset < entry.last_offset:
+                return
+            if time_ms > entry.timestamp_max_ms:
+                break
+            batch.delete(FAMILY, key)
+        for key, _ in self._store.scan(FAMILY, start, own, reverse=True):
+            if key in gone:
+                continue
+            if keys.decode_stream_time_key(key)[2] < entry.last_offset:
+                break
+            batch.delete(FAMILY, key)
+        batch.put(FAMILY, own, b"")
+        shard.timestamp_max_ms = max(shard.timestamp_max_ms, entry.timestamp_max_ms)
+
+    def _trim_times(self, batch: Batch, shard: SegmentShard, start: int) -> None:
+        """Rows of frames that went go; frames that stood in their shadow get theirs."""
+        number = shard.number
+        first_left: int | None = None
+        gone = 0
+        for key, _ in self._store.scan(FAMILY, *keys.prefix_range(b"T" + _POSITION.pack(number))):
+            last_offset = keys.decode_stream_time_key(key)[2]
+            if last_offset >= start:
+                first_left = last_offset
+                break
+            batch.delete(FAMILY, key)
+            gone += 1
+        if not gone:
+            return
+        largest = TIME_NONE
+        for entry in self.entries(number, start):
+            if entry.last_offset == first_left:
+                return
+            if entry.timestamp_max_ms > largest:
+                largest = entry.timestamp_max_ms
+                batch.put(FAMILY, keys.stream_time_key(number, largest, entry.last_offset), b"")
+        shard.timestamp_max_ms = largest
+
+    def _garbage(self, lane: int, segment: int, size_bytes: int) -> None:
+        at = (lane, segment)
+        stats = self._stats.get(at)
+        if stats is not None:
+            stats.garbage_bytes += size_bytes
+            self._stats_changed.add(at)
+
+    def _put_tail(self, batch: Batch, shard: SegmentShard) -> None:
+        key = keys.stream_tail_key(shard.number)
+        if shard.frames == 0 and shard.deleted == 0:
+            shard.skipped = 0
+            shard.timestamp_max_ms = TIME_NONE
+            batch.delete(FAMILY, key)
+        else:
+            batch.put(FAMILY, key, shard.encode())
+
+    def _write(self, batch: Batch) -> None:
+        """Write a change with the checkpoint and the segments it concerns."""
+        changed = list(self._stats_changed)
+        for lane, segment in changed:
+            batch.put(FAMILY, keys.log_segment_key(lane, segment), self._stats[(lane, segment)].encode())
+        for lane, position in self._checkpoints.items():
+            batch.put(FAMILY, keys.log_checkpoint_key(lane), _POSITION.pack(position))
+        if len(batch):
+            self._store.write(batch, wal=False)
+        self._stats_changed.clear()
+
+    def _written(self) -> None:
+        """Look-ups by key, tag and time go to the store only."""
+        if self._rows:
+            self.flush()
+
+
+def _put_words(batch: Batch, number: int, last_offset: int, words: Words) -> int:
+    put = batch.ops.append
+    for hashed in words.key_hashes:
+        put((PUT, FAMILY, keys.stream_index_key(b"K", number, hashed, last_offset), b""))
+    for hashed in words.tag_hashes:
+        put((PUT, FAMILY, keys.stream_index_key(b"G", number, hashed, last_offset), b""))
+    return len(words.key_hashes) + len(words.tag_hashes)

@@ -1,0 +1,175 @@
+"""The values of index rows: a frame's entry, a segment's sums, and the words a frame is found by.
+
+    frame     | position u64 | base offset u64 | size u32 | records u32 | largest time i64 | store time i64 |
+              | tag mask u64 | first expiry i64 | flags u8 |
+    segment   | frames u64 | garbage bytes u64 | least time i64 | largest time i64 | least store time | largest |
+
+Big-endian like the keys. The tag mask has a bit for the hash of each tag, so that a scan without the tag index passes
+over most frames that do not have the tag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from struct import Struct as Layout
+from typing import Final, NamedTuple
+
+from basaltmq.errors import CorruptionError
+from basaltmq.log.columnar import ColumnBatch
+from basaltmq.log.frame import Header
+from basaltmq.log.record import NEVER
+from basaltmq.streams.adapter import hash64
+from basaltmq.streams.shards import ShardConfig
+
+HAS_KEYS: Final = 1
+HAS_TAGS: Final = 2
+
+_ENTRY: Final = Layout(">QQIIqqQqB")
+_SEGMENT: Final = Layout(">QQqqqq")
+_TIME_LOW: Final = -(1 << 63)
+_TIME_HIGH: Final = (1 << 63) - 1
+
+
+class Entry(NamedTuple):
+    """A frame as the index knows it."""
+
+    last_offset: int
+    base_offset: int
+    position: int
+    size_bytes: int
+    records: int
+    timestamp_max_ms: int
+    store_time_ms: int
+    tag_mask: int
+    expire_min_ms: int
+    """When the first record expires that is not deleted; 0 for never."""
+    flags: int
+
+    def encode(self) -> bytes:
+        return _ENTRY.pack(
+            self.position,
+            self.base_offset,
+            self.size_bytes,
+            self.records,
+            self.timestamp_max_ms,
+            self.store_time_ms,
+            self.tag_mask,
+            self.expire_min_ms,
+            self.flags,
+        )
+
+    @classmethod
+    def decode(cls, last_offset: int, raw: bytes) -> Entry:
+        if len(raw) != _ENTRY.size:
+            raise CorruptionError(f"an index row of a frame has {len(raw)} bytes, not {_ENTRY.size}")
+        position, base, size, records, time_ms, stored_ms, mask, expire_ms, flags = _ENTRY.unpack(raw)
+        return cls(last_offset, base, position, size, records, time_ms, stored_ms, mask, expire_ms, flags)
+
+    @property
+    def is_dense(self) -> bool:
+        return self.records == self.last_offset - self.base_offset + 1
+
+
+class SegmentStats:
+    """What the frames of one segment add up to."""
+
+    __slots__ = ("frames", "garbage_bytes", "stored_max_ms", "stored_min_ms", "time_max_ms", "time_min_ms")
+
+    def __init__(self, raw: bytes | None = None) -> None:
+        if raw is None:
+            self.frames = self.garbage_bytes = 0
+            self.time_min_ms = self.stored_min_ms = _TIME_HIGH
+            self.time_max_ms = self.stored_max_ms = _TIME_LOW
+            return
+        if len(raw) != _SEGMENT.size:
+            raise CorruptionError(f"an index row of a segment has {len(raw)} bytes, not {_SEGMENT.size}")
+        (
+            self.frames,
+            self.garbage_bytes,
+            self.time_min_ms,
+            self.time_max_ms,
+            self.stored_min_ms,
+            self.stored_max_ms,
+        ) = _SEGMENT.unpack(raw)
+
+    def encode(self) -> bytes:
+        return _SEGMENT.pack(
+            self.frames,
+            self.garbage_bytes,
+            self.time_min_ms,
+            self.time_max_ms,
+            self.stored_min_ms,
+            self.stored_max_ms,
+        )
+
+    def add(self, time_min_ms: int, time_max_ms: int, stored_ms: int) -> None:
+        self.frames += 1
+        if time_min_ms < self.time_min_ms:
+            self.time_min_ms = time_min_ms
+        if time_max_ms > self.time_max_ms:
+            self.time_max_ms = time_max_ms
+        if stored_ms < self.stored_min_ms:
+            self.stored_min_ms = stored_ms
+        if stored_ms > self.stored_max_ms:
+            self.stored_max_ms = stored_ms
+
+
+class Words:
+    """The keys and tags of a frame, as the index has them."""
+
+    __slots__ = ("flags", "key_hashes", "tag_hashes", "tag_mask")
+
+    def __init__(self, batch: ColumnBatch | None, config: ShardConfig) -> None:
+        self.key_hashes: Collection[int] = ()
+        self.tag_hashes: Collection[int] = ()
+        self.tag_mask = 0
+        self.flags = 0
+        if batch is None or len(batch.extents) <= 3:
+            return
+        if config.index_keys:
+            found = batch.distinct_keys()
+            if found:
+                self.key_hashes = {hash64(key) for key in found}
+                self.flags |= HAS_KEYS
+        tags = batch.distinct_tags()
+        if tags:
+            hashes = {hash64(tag) for tag in tags}
+            for hashed in hashes:
+                self.tag_mask |= 1 << (hashed & 63)
+            if config.index_tags:
+                self.tag_hashes = hashes
+                self.flags |= HAS_TAGS
+
+
+NO_WORDS: Final = Words(None, ShardConfig())
+
+
+def first_expiry(batch: ColumnBatch | None, base_offset: int, start: int = 0, deleted: Collection[int] = ()) -> int:
+    """When the first record of a frame expires that is neither below the start nor deleted; 0 for never."""
+    expiries = None if batch is None else batch.expiries()
+    if batch is None or expiries is None:
+        return NEVER
+    if start > base_offset or deleted:
+        deltas = batch.deltas()
+        places = range(batch.count) if deltas is None else deltas
+        expiries = [
+            time_ms
+            for time_ms, place in zip(expiries, places, strict=True)
+            if base_offset + place >= start and base_offset + place not in deleted
+        ]
+    return min((time_ms for time_ms in expiries if time_ms != NEVER), default=NEVER)
+
+
+def entry_of(header: Header, position: int, words: Words, expire_min_ms: int) -> Entry:
+    return Entry(
+        header.last_offset,
+        header.base_offset,
+        position,
+        header.size_bytes,
+        header.records,
+        header.timestamp_max_ms,
+        header.store_time_ms,
+        words.tag_mask,
+        expire_min_ms,
+        words.flags,
+    )

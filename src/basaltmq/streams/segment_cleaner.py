@@ -1,0 +1,461 @@
+"""Retention, key compaction and cleaning of segments for the segment engine, a bounded step at a time.
+
+A step goes through three things. Shard by shard: the start offset, as retention says; then a part of a pass over the
+shard's frames, if it keeps only the latest record per key. Then a part of cleaning one segment.
+
+Compaction: neighbouring frames in which something can go are rewritten as one, under the same offsets (deltas), at the
+head of the lane; deleted and expired records go with them. A frame in which nothing can go stays as it is. Whether a
+record is superseded is asked of the key index and verified on the frame it names.
+
+Cleaning: a sealed segment that is half garbage has its live frames copied to the head of the lane (flag RELOCATED, same
+offsets, same times), and is deleted when the copies are synced and the index that points to them is on disk. Readers
+that met the old place look into the index again. A segment with damaged bytes is never deleted: an operator may want to
+look at them.
+
+What is remembered between steps is in memory only: after a restart a pass begins again and judges the same.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from basaltmq.errors import ShardNotFoundError
+from basaltmq.log.columnar import ColumnBatch
+from basaltmq.log.frame import (
+    COLUMNAR,
+    DELETES,
+    KAFKA,
+    RELOCATED,
+    REWRITTEN,
+    Header,
+    decode_deletes,
+    decode_header,
+    encode_deletes,
+    encode_frame,
+)
+from basaltmq.log.record import NEVER, StoredRecord
+from basaltmq.log.recovery import Damage, Found, scan
+from basaltmq.log.segment import Segment, SegmentState
+from basaltmq.store.api import ManagedStore
+from basaltmq.streams.adapter import hash64
+from basaltmq.streams.index_rows import NO_WORDS, Entry, entry_of
+from basaltmq.streams.retention import (
+    RECORDS_PER_STEP,
+    Extent,
+    Rounds,
+    age_time_ms,
+    pass_is_due,
+    start_offset_after,
+    tombstone_goes,
+)
+from basaltmq.streams.segment_state import SegmentShard
+from basaltmq.streams.shards import Engine, ShardConfig, ShardMeta, Shards
+
+if TYPE_CHECKING:
+    from basaltmq.streams.segment_engine import LogLane, SegmentEngine
+
+MERGED_FRAMES_MAX: Final = 256
+MERGED_RECORDS_MAX: Final = 10_000
+MERGED_BYTES_MAX: Final = 1 << 20
+"""What compaction makes one frame of: enough that small frames vanish, little enough to hold the shard's lock for."""
+
+RELOCATED_BYTES_PER_STEP: Final = 32 << 20
+"""Bytes of a segment one step goes through: some tens of milliseconds."""
+
+PASSES_MAX: Final = 10_000
+"""Shards whose last pass is remembered; a forgotten one is passed over again."""
+
+KEY_MAPS_MAX: Final = 64
+"""Frames whose keys are remembered during a step."""
+
+
+EXPIRED_FRAMES_PER_STEP: Final = 1_000
+"""Frames with expired records one step looks into."""
+
+
+class _Pass:
+    """Where compaction of one shard stands."""
+
+    __slots__ = ("at", "bound", "is_running", "passed_to", "tombstone_due_ms")
+
+    def __init__(self) -> None:
+        self.is_running = False
+        self.at = 0
+        self.bound = 0
+        """Offsets below it are judged in this pass."""
+        self.passed_to = 0
+        """Offsets below it were judged by the last pass."""
+        self.tombstone_due_ms: int | None = None
+        """When the first tombstone that stayed may go."""
+
+
+class SegmentCleaner:
+    """Executes what `retention` decides, and reclaims space."""
+
+    def __init__(self, engine: SegmentEngine, store: ManagedStore, shards: Shards) -> None:
+        self._engine = engine
+        self._store = store
+        self._rounds = Rounds(shards, Engine.SEGMENT)
+        self._passes: dict[int, _Pass] = {}
+        self._cleaning: tuple[LogLane, Segment, int, list[Damage]] | None = None
+        self._damaged: set[tuple[int, int]] = set()
+
+    def forget(self, shard: int) -> None:
+        self._passes.pop(shard, None)
+
+    def step(self, now_ms: int) -> int:
+        """A bounded part of the work; how many records went."""
+        gone = self._expire(now_ms)
+        left = RECORDS_PER_STEP
+        for meta in self._rounds.step():
+            try:
+                removed = self._retain(meta, now_ms)
+                looked, compacted = self._compact(meta, now_ms, left) if meta.config.compact else (0, 0)
+            except ShardNotFoundError:
+                # Deleted since the page was read.
+                continue
+            gone += removed + compacted
+            left -= removed + looked
+            if left <= 0:
+                break
+        self.clean()
+        return gone
+
+    def _expire(self, now_ms: int) -> int:
+        """Delete what has expired; frames that have lost half of their records are rewritten."""
+        gone = 0
+        due = list(islice(self._engine.index.due(now_ms), EXPIRED_FRAMES_PER_STEP))
+        for shard, last_offset in due:
+            try:
+                state = self._engine.state_of(shard)
+                config = self._engine.config_of(shard)
+            except ShardNotFoundError:
+                # Being deleted; its rows go with it.
+                continue
+            with state.lock:
+                entry = self._engine.index.entry(shard, last_offset)
+                if state.is_deleted or entry is None or last_offset >= state.high_watermark:
+                    continue
+                gone += self._expire_frame(state, config, entry, now_ms)
+        return gone
+
+    def _expire_frame(self, state: SegmentShard, config: ShardConfig, entry: Entry, now_ms: int) -> int:
+        engine = self._engine
+        batch = engine.load(state, entry)
+        expiries = None if batch is None else batch.expiries()
+        if batch is None or expiries is None:
+            return 0
+        places = zip(_offsets(entry, batch), expiries, strict=True)
+        expired = [
+            offset
+            for offset, time_ms in places
+            if time_ms != NEVER and time_ms <= now_ms and offset >= state.start_offset
+        ]
+        gone = engine.delete_offsets(state, expired)
+        deleted = engine.index.deleted(state.number, entry.base_offset, entry.last_offset)
+        if 2 * len(deleted) >= batch.count:
+            current = engine.index.entry(state.number, entry.last_offset)
+            assert current is not None, "a frame stays in the index while its shard is locked"
+            group = [current]
+            before = engine.index.entry_before(state.number, entry.base_offset)
+            if before is not None and before.records == 0 and before.base_offset >= state.start_offset:
+                group.insert(0, before)
+            self._rewrite(state, config, group, _Judge(engine, state, config, None, now_ms))
+        return gone
+
+    def _retain(self, meta: ShardMeta, now_ms: int) -> int:
+        state = self._engine.state_of(meta.number)
+        with state.lock:
+            state.require()
+            start = start_offset_after(
+                meta.config, state.start_offset, state.kept, state.size_bytes, self._oldest(state), now_ms
+            )
+            return self._engine.trim(state, meta.config, start)
+
+    def _oldest(self, state: SegmentShard) -> Iterator[Extent]:
+        skipped = state.skipped
+        for entry in islice(self._engine.index.entries(state.number, state.start_offset), RECORDS_PER_STEP):
+            if entry.last_offset >= state.high_watermark:
+                return
+            time_ms = age_time_ms(entry.timestamp_max_ms, entry.store_time_ms)
+            yield Extent(entry.last_offset + 1, entry.records - skipped, entry.size_bytes, time_ms)
+            skipped = 0
+
+    def _compact(self, meta: ShardMeta, now_ms: int, limit: int) -> tuple[int, int]:
+        """(records looked at, records gone) of a part of a pass."""
+        progress = self._passes.get(meta.number)
+        if progress is None:
+            if len(self._passes) >= PASSES_MAX:
+                self._passes.pop(next(iter(self._passes)))
+            progress = self._passes[meta.number] = _Pass()
+        state = self._engine.state_of(meta.number)
+        if not progress.is_running:
+            is_due = progress.tombstone_due_ms is not None and progress.tombstone_due_ms <= now_ms
+            if not is_due and not pass_is_due(state.high_watermark, progress.passed_to, state.kept):
+                return 0, 0
+            progress.is_running = True
+            progress.at = 0
+            progress.bound = state.high_watermark
+            progress.tombstone_due_ms = None
+        judge = _Judge(self._engine, state, meta.config, progress, now_ms)
+        looked = gone = 0
+        while progress.is_running and looked < max(limit, 1):
+            with state.lock:
+                state.require()
+                group = self._group(state, progress)
+                if not group:
+                    progress.is_running = False
+                    progress.passed_to = progress.bound
+                    break
+                looked += 1 + sum(entry.records for entry in group)
+                gone += self._rewrite(state, meta.config, group, judge)
+                progress.at = group[-1].last_offset + 1
+        return looked, gone
+
+    def _group(self, state: SegmentShard, progress: _Pass) -> list[Entry]:
+        """The next frames to be judged together."""
+        group: list[Entry] = []
+        records = size = 0
+        for entry in self._engine.index.entries(state.number, max(progress.at, state.start_offset)):
+            records += entry.records
+            size += entry.size_bytes
+            is_full = len(group) >= MERGED_FRAMES_MAX or records > MERGED_RECORDS_MAX or size > MERGED_BYTES_MAX
+            too_far = group and entry.last_offset - group[0].base_offset >= (1 << 31)
+            if entry.last_offset >= progress.bound or (group and (is_full or too_far)):
+                break
+            group.append(entry)
+        return group
+
+    def _rewrite(self, state: SegmentShard, config: ShardConfig, group: list[Entry], judge: _Judge) -> int:
+        """Rewrite a group as one frame if something in it can go; how many records went. Under the shard's lock."""
+        engine = self._engine
+        kept = []
+        held = gone = 0
+        headers: list[Header] = []
+        for entry in group:
+            header, _ = engine.frame_of(state, entry)
+            headers.append(header)
+            batch = engine.load(state, entry)
+            if batch is None:
+                continue
+            held += batch.count
+            alive = judge.kept(entry, batch)
+            gone += judge.live(entry, batch) - len(alive)
+            kept += alive
+        holes = sum(entry.records == 0 for entry in group)
+        if len(kept) == held and holes < 2:
+            return 0
+        base = group[0].base_offset
+        records = None
+        if kept:
+            records = ColumnBatch.from_records(kept, 0, [record.offset - base for record in kept])
+        header = Header(
+            0,
+            0 if records is None else len(records.body),
+            state.number,
+            base,
+            len(kept),
+            group[-1].last_offset - base,
+            min(each.timestamp_min_ms for each in headers),
+            max(each.timestamp_max_ms for each in headers),
+            max(each.store_time_ms for each in headers),
+            COLUMNAR,
+            RELOCATED | REWRITTEN,
+        )
+        before = state.kept
+        self._append(state, header, b"" if records is None else records.body, records, config)
+        assert before - state.kept == gone, "compaction takes what it says it takes"
+        return gone
+
+    def _append(
+        self, state: SegmentShard, header: Header, body: bytes, records: ColumnBatch | None, config: ShardConfig
+    ) -> None:
+        """Append a copy of frames and have the index point to it. Under the shard's lock."""
+        engine = self._engine
+        lane = engine.lanes[state.lane]
+        parts = encode_frame(
+            lane.log.seed,
+            header.kind,
+            header.shard,
+            header.base_offset,
+            header.records,
+            header.last_delta,
+            header.timestamp_min_ms,
+            header.timestamp_max_ms,
+            header.store_time_ms,
+            body,
+            header.flags,
+        )
+        with engine.special(lane, parts, header, garbage=0) as position:
+            if records is not None or header.records == 0:
+                entry = entry_of(header, position, NO_WORDS, NEVER)
+                engine.index.replace(
+                    state, entry, records, config, lambda old: engine.load(state, old), lane.segment_of
+                )
+            else:
+                old = engine.index.entry(header.shard, header.last_offset)
+                assert old is not None, "only live frames are copied"
+                engine.index.move(state, old._replace(position=position), None, config, lane.segment_of)
+
+    def clean(self) -> bool:
+        """Go on with a segment that is half garbage, or begin one; is there anything to do?"""
+        if self._cleaning is None:
+            self._cleaning = self._choose()
+        if self._cleaning is None:
+            return False
+        lane, segment, position, damages = self._cleaning
+        limit = position + RELOCATED_BYTES_PER_STEP
+        for found in scan(lane.log, position, damages, end=segment.end):
+            position = found.position + found.header.size_bytes
+            self._relocate(lane, found)
+            if position >= limit:
+                self._cleaning = (lane, segment, position, damages)
+                return True
+        self._cleaning = None
+        if damages:
+            self._damaged.add((lane.number, segment.start))
+            self._engine.damages += damages
+            return True
+        self._engine.checkpoint()
+        lane.log.delete(segment)
+        self._engine.index.forget_segment(lane.number, segment.start)
+        return True
+
+    def _choose(self) -> tuple[LogLane, Segment, int, list[Damage]] | None:
+        best: tuple[float, LogLane, Segment] | None = None
+        for lane in self._engine.lanes:
+            lane.log.roll_if_old()
+            segments = lane.log.segments()[:-1]
+            if any(segment.state is SegmentState.SEALING for segment in segments):
+                lane.log.sync()
+            for segment in segments:
+                if (lane.number, segment.start) in self._damaged or segment.state is not SegmentState.SEALED:
+                    continue
+                garbage = self._engine.index.stats(lane.number, segment.start).garbage_bytes
+                share = 1.0 if segment.size_bytes == 0 else garbage / segment.size_bytes
+                if share >= 0.5 and (best is None or share > best[0]):
+                    best = (share, lane, segment)
+        return None if best is None else (best[1], best[2], best[2].start, [])
+
+    def _relocate(self, lane: LogLane, found: Found) -> None:
+        """Copy a frame to the head of the lane if it is still needed."""
+        header = found.header
+        engine = self._engine
+        if header.kind not in (COLUMNAR, KAFKA, DELETES):
+            return
+        try:
+            state = engine.state_of(header.shard)
+            config = engine.config_of(header.shard)
+        except ShardNotFoundError:
+            return
+        with state.lock:
+            if state.is_deleted:
+                return
+            if header.kind == DELETES:
+                offsets = set(engine.index.deleted(header.shard, header.base_offset, header.last_offset))
+                needed = [offset for offset in decode_deletes(found.body) if offset in offsets]
+                if needed:
+                    parts = encode_deletes(lane.log.seed, header.shard, needed, header.store_time_ms)
+                    with engine.special(lane, parts, decode_header(lane.log.seed, parts[0])):
+                        engine.index.delete(state, needed, lambda entry: engine.load(state, entry))
+                return
+            entry = engine.index.entry(header.shard, header.last_offset)
+            if entry is not None and entry.position == found.position:
+                self._append(state, header._replace(flags=header.flags | RELOCATED), found.body, None, config)
+
+
+class _Judge:
+    """Decides which records of a frame stay."""
+
+    def __init__(
+        self, engine: SegmentEngine, state: SegmentShard, config: ShardConfig, progress: _Pass | None, now_ms: int
+    ) -> None:
+        """Without a pass only deleted and expired records go."""
+        self._engine = engine
+        self._state = state
+        self._config = config
+        self._progress = progress
+        self._now_ms = now_ms
+        self._maps: OrderedDict[int, dict[bytes, int]] = OrderedDict()
+
+    def live(self, entry: Entry, batch: ColumnBatch) -> int:
+        """Records of a frame that count as kept so far."""
+        start = self._state.start_offset
+        deleted = self._deleted(entry)
+        return sum(offset >= start and offset not in deleted for offset in _offsets(entry, batch))
+
+    def kept(self, entry: Entry, batch: ColumnBatch) -> list[StoredRecord]:
+        deleted = self._deleted(entry)
+        start = self._state.start_offset
+        latest = {} if self._progress is None else self._latest(entry, batch)
+        kept = []
+        for record in batch.records(entry.base_offset):
+            if record.offset < start or record.offset in deleted:
+                continue
+            if record.expire_at_ms != NEVER and record.expire_at_ms <= self._now_ms:
+                continue
+            key = record.key
+            if key is not None and self._progress is not None:
+                if latest.get(key, -1) > record.offset or self._is_superseded(entry, key):
+                    continue
+                if not record.value and self._tombstone_goes(record.timestamp_ms, entry):
+                    continue
+            kept.append(record)
+        return kept
+
+    def _tombstone_goes(self, timestamp_ms: int, entry: Entry) -> bool:
+        time_ms = age_time_ms(timestamp_ms, entry.store_time_ms)
+        if tombstone_goes(self._config, time_ms, self._now_ms):
+            return True
+        due_ms = time_ms + self._config.tombstone_retention_ms
+        progress = self._progress
+        assert progress is not None, "tombstones are judged in a pass"
+        if progress.tombstone_due_ms is None or due_ms < progress.tombstone_due_ms:
+            progress.tombstone_due_ms = due_ms
+        return False
+
+    def _is_superseded(self, entry: Entry, key: bytes) -> bool:
+        """Does a later frame below the pass's bound have this very key?"""
+        index = self._engine.index
+        number = self._state.number
+        for last_offset in index.holders(b"K", number, hash64(key), entry.last_offset + 1):
+            if self._progress is None or last_offset >= self._progress.bound:
+                return False
+            known = self._maps.get(last_offset)
+            if known is None:
+                later = index.entry(number, last_offset)
+                batch = None if later is None else self._engine.load(self._state, later)
+                if later is None or batch is None:
+                    continue
+                known = self._latest(later, batch)
+            if key in known:
+                return True
+        return False
+
+    def _latest(self, entry: Entry, batch: ColumnBatch) -> dict[bytes, int]:
+        """The latest live offset of each key in a frame."""
+        known = self._maps.get(entry.last_offset)
+        if known is None:
+            deleted = self._deleted(entry)
+            known = {
+                key: offset
+                for key, offset in zip(batch.keys(), _offsets(entry, batch), strict=True)
+                if key is not None and offset not in deleted
+            }
+            self._maps[entry.last_offset] = known
+            if len(self._maps) > KEY_MAPS_MAX:
+                self._maps.popitem(last=False)
+        return known
+
+    def _deleted(self, entry: Entry) -> set[int]:
+        if not self._state.deleted:
+            return set()
+        return set(self._engine.index.deleted(self._state.number, entry.base_offset, entry.last_offset))
+
+
+def _offsets(entry: Entry, batch: ColumnBatch) -> list[int]:
+    deltas = batch.deltas()
+    return [entry.base_offset + delta for delta in (range(batch.count) if deltas is None else deltas)]

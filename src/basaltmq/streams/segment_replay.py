@@ -1,0 +1,182 @@
+"""Applying the log to the index: at start from the checkpoint on, or from the beginning.
+
+Each frame does to the index what it did when it was written; see `index` for why the outcome is the same. Frames of
+shards that are gone, or that lie below their shard's start, are only counted as garbage.
+
+Budget: about 8 us per frame of plain records, beside reading it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from basaltmq.errors import InvalidArgumentError, ShardNotFoundError
+from basaltmq.log.columnar import ColumnBatch
+from basaltmq.log.frame import (
+    COLUMNAR,
+    DELETES,
+    DROP,
+    HEADER_BYTES,
+    KAFKA,
+    RELOCATED,
+    REWRITTEN,
+    TRIM,
+    Header,
+    check_body,
+    decode_batch,
+    decode_deletes,
+    decode_header,
+)
+from basaltmq.log.lane import Lane
+from basaltmq.log.recovery import Found, Loss, OffsetRuns
+from basaltmq.log.segment import SegmentGoneError
+from basaltmq.streams.index import StreamIndex
+from basaltmq.streams.index_rows import NO_WORDS, Entry, Words, entry_of, first_expiry
+from basaltmq.streams.segment_read import index_of
+from basaltmq.streams.segment_state import SegmentShard
+
+if TYPE_CHECKING:
+    from basaltmq.streams.segment_engine import SegmentEngine
+
+Progress = Callable[[int, int], None]
+"""Told (bytes done, bytes in all) every PROGRESS_BYTES and at the end."""
+
+
+def note(index: StreamIndex, lane: int, segment: int, position: int, header: Header, garbage: int) -> None:
+    """Tell the index of a frame by its header."""
+    end = position + header.size_bytes
+    if header.kind in (COLUMNAR, KAFKA):
+        index.note(lane, segment, end, header.timestamp_min_ms, header.timestamp_max_ms, header.store_time_ms, garbage)
+    else:
+        # What happened to records has no time but its own.
+        stored_ms = header.store_time_ms
+        index.note(lane, segment, end, stored_ms, stored_ms, stored_ms, garbage)
+
+
+PROGRESS_BYTES: Final = 64 << 20
+"""How often progress is told."""
+
+
+class Replay:
+    """Applies the frames of one lane to the index, as they were applied when they were written."""
+
+    def __init__(
+        self,
+        engine: SegmentEngine,
+        lane: int,
+        log: Lane,
+        start: int,
+        done_before: int,
+        total: int,
+        progress: Progress | None,
+    ) -> None:
+        self._engine = engine
+        self._index = engine.index
+        self._lane = lane
+        self._log = log
+        self._start = start
+        self._done_before = done_before
+        self._total = total
+        self._progress = progress
+        self._told = 0
+        self._segment = log.segments()[0]
+        self._runs = OffsetRuns(self._expected)
+        self.losses: list[Loss] = []
+
+    def apply(self, found: Found) -> None:
+        position, header, body = found
+        segment = self._segment
+        if not segment.start <= position < segment.end:
+            segment = self._segment = self._log.segment_at(position)
+        state = self._state(header.shard)
+        end = position + header.size_bytes
+        index = self._index
+        holds_records = header.kind in (COLUMNAR, KAFKA)
+        is_plain = holds_records and not header.flags
+        is_live = holds_records and state is not None and header.last_offset >= state.start_offset
+        garbage = 0 if is_live else header.size_bytes
+        with index.lock:
+            if is_plain:
+                index.make_room()
+            else:
+                index.flush()
+            note(index, self._lane, segment.start, position, header, garbage)
+            if is_live and state is not None:
+                self._records(state, header, position, body)
+            elif not holds_records:
+                self._event(state, header, body)
+        done = self._done_before + end - self._start
+        if self._progress is not None and done - self._told >= PROGRESS_BYTES:
+            self._told = done
+            self._progress(done, self._total)
+
+    def _records(self, state: SegmentShard, header: Header, position: int, body: bytes) -> None:
+        config = self._engine.config_of(header.shard)
+        has_words = header.kind == COLUMNAR and body[4:6] != b"\x03\x00"
+        is_edge = header.base_offset < state.start_offset
+        batch = decode_batch(header, body) if header.records and (has_words or header.flags or is_edge) else None
+        words = Words(batch, config) if has_words else NO_WORDS
+        entry = entry_of(header, position, words, first_expiry(batch, header.base_offset, state.start_offset))
+        if header.flags & REWRITTEN:
+            self._index.replace(state, entry, batch, config, lambda old: self._load(state, old), self._segment_of)
+        else:
+            if is_edge and batch is not None:
+                state.skipped = index_of(batch, header.base_offset, state.start_offset)
+            if header.flags & RELOCATED:
+                self._index.move(state, entry, batch, config, self._segment_of)
+            else:
+                loss = self._runs.follow(header)
+                if loss is not None and header.base_offset > state.start_offset:
+                    self.losses.append(loss)
+                self._index.add(state, entry, words, config)
+        state.next_offset = max(state.next_offset, header.last_offset + 1)
+        state.settle()
+
+    def _event(self, state: SegmentShard | None, header: Header, body: bytes) -> None:
+        if header.kind == DROP:
+            self._index.drop(header.shard, self._lane, self._segment_of)
+        elif state is None:
+            return
+        elif header.kind == DELETES:
+            self._index.delete(state, decode_deletes(body), lambda entry: self._load(state, entry))
+        elif header.kind == TRIM:
+            self._index.trim(
+                state,
+                state.start_offset,
+                self._engine.config_of(header.shard),
+                lambda entry: self._load(state, entry),
+                self._segment_of,
+                lambda entry, offset: self._below(state, entry, offset),
+            )
+
+    def _state(self, shard: int) -> SegmentShard | None:
+        try:
+            return self._engine.state_of(shard)
+        except (ShardNotFoundError, InvalidArgumentError):
+            return None
+
+    def _expected(self, shard: int) -> int | None:
+        state = self._state(shard)
+        return None if state is None or state.frames == 0 else state.next_offset
+
+    def _segment_of(self, position: int) -> int:
+        try:
+            return self._log.segment_at(position).start
+        except SegmentGoneError:
+            return -1
+
+    def _load(self, state: SegmentShard, entry: Entry) -> ColumnBatch | None:
+        raw = self._log.read(entry.position, entry.size_bytes)
+        header = decode_header(self._log.seed, raw)
+        body = raw[HEADER_BYTES : HEADER_BYTES + header.body_bytes]
+        check_body(header, body)
+        return decode_batch(header, body) if header.records else None
+
+    def _below(self, state: SegmentShard, entry: Entry, offset: int) -> int:
+        if offset <= entry.base_offset or entry.records == 0:
+            return 0
+        if entry.is_dense:
+            return min(entry.records, offset - entry.base_offset)
+        batch = self._load(state, entry)
+        return 0 if batch is None else index_of(batch, entry.base_offset, offset)
