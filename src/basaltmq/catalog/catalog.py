@@ -39,6 +39,7 @@ from basaltmq.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from basaltmq.ids import Ids
 from basaltmq.store import keys
 from basaltmq.store.api import Store
+from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 
 CACHE_BYTES: Final = 8 << 20
@@ -183,9 +184,16 @@ class Catalog:
         object_id = self.create_many([NewObject(kind, name, parent, attributes or {})])[0]
         return CatalogObject(object_id, kind, name, parent, dict(attributes or {}))
 
-    def create_many(self, objects: Iterable[NewObject]) -> list[UUID]:
-        """Create all of them in one batch, or none; their ids in the order given."""
-        with self.commits.change() as change:
+    def create_many(
+        self, objects: Iterable[NewObject], *, also: Batch | None = None, durable: bool = True
+    ) -> list[UUID]:
+        """Create all of them in one batch, or none; their ids in the order given.
+
+        `also` are rows of other planes that belong to the same change. Without `durable` the caller waits for the sync.
+        """
+        with self.commits.change(durable=durable) as change:
+            if also is not None:
+                change.extend(also)
             wanted = list(objects)
             records = self._records(wanted)
             self.configuration.stage_create(change, records)
@@ -199,9 +207,11 @@ class Catalog:
             )
         return [record.id for record in records]
 
-    def update(self, object_id: UUID, attributes: Attributes) -> CatalogObject:
-        """Give an object these attributes in place of those it has."""
+    def update(self, object_id: UUID, attributes: Attributes, *, also: Batch | None = None) -> CatalogObject:
+        """Give an object these attributes in place of those it has. `also`: as for `create_many`."""
         with self.commits.change() as change:
+            if also is not None:
+                change.extend(also)
             old = self._required(object_id)
             record = _record(object_id, old.kind, old.name, attributes, {})
             self.configuration.stage_update(change, [record])
@@ -229,12 +239,15 @@ class Catalog:
             count += self.purge()
         return count
 
-    def start_delete(self, object_id: UUID) -> int:
+    def start_delete(self, object_id: UUID, *, also: Batch | None = None, durable: bool = True) -> int:
         """Like `delete`, but of a large subtree only the top is removed and the rest hidden: `purge` does the rest.
 
-        For those who may not block: `while catalog.is_purging: catalog.purge()`, with pauses as they like.
+        For those who may not block: `while catalog.is_purging: catalog.purge()`, with pauses as they like. `also` and
+        `durable`: as for `create_many`.
         """
-        with self.commits.change() as change:
+        with self.commits.change(durable=durable) as change:
+            if also is not None:
+                change.extend(also)
             old = self._required(object_id)
             doomed = self._deletions.stage_subtree(change, object_id, old.kind)
             self.configuration.stage_remove_rows(change, object_id)

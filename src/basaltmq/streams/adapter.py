@@ -68,7 +68,7 @@ Clock: TypeAlias = Callable[[], int]
 """Milliseconds since 1970."""
 
 Records: TypeAlias = Sequence[Record] | ColumnBatch
-"""What a writer may hand over: plain records, or columns (from Arrow: `ColumnBatch.from_arrow`)."""
+"""What a writer may hand over: plain records, or columns (from Arrow: `log.arrow.from_arrow`)."""
 
 
 class Otherwise(enum.StrEnum):
@@ -152,7 +152,7 @@ class StorageAdapter(Protocol):
         """Add to `batch` the removal of a shard's rows, for those who delete it together with other things.
 
         From here on the shard takes no writes. When the batch is written call `forget`; if it is not, `revive`. Not to
-        be called while `Shards.exclusive` is held.
+        be called while `Shards.exclusive` is held. Reads go on until `forget`.
         """
         ...
 
@@ -238,6 +238,10 @@ class StorageAdapter(Protocol):
 
     def retain(self, now_ms: int) -> int:
         """Do a bounded part of what retention, expiry and compaction ask for; how many records went."""
+        ...
+
+    def sync(self) -> None:
+        """Return when everything written so far is durable and visible."""
         ...
 
     def close(self) -> None:

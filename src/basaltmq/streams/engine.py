@@ -35,7 +35,7 @@ class EngineBase:
         if spec.engine is not self.engine:
             raise InvalidArgumentError(f"a shard of engine {spec.engine} cannot be made by engine {self.engine}")
         meta = self._shards.create([self.place(spec)])[0]
-        self._sync_rows()
+        self.sync()
         return meta
 
     def place(self, spec: ShardSpec) -> ShardSpec:
@@ -50,7 +50,7 @@ class EngineBase:
             self.revive(shard)
             raise
         self.forget(shard)
-        self._sync_rows()
+        self.sync()
 
     def list_shard(self, after: int = 0, limit: int = SHARDS_LISTED_MAX) -> list[ShardInfo]:
         limit = min(limit, SHARDS_LISTED_MAX)
@@ -77,8 +77,7 @@ class EngineBase:
     def shard_info(self, shard: int) -> ShardInfo:
         raise NotImplementedError
 
-    def _sync_rows(self) -> None:
-        """Make what was written to the store durable."""
+    def sync(self) -> None:
         self._store.sync()
 
     def _name_of(self, shard: int) -> TopicPartition:

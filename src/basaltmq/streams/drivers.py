@@ -1,0 +1,234 @@
+"""The driver manager: routes by topic to the engine that keeps it (SPEC B4).
+
+An engine is made once, on first use, and kept. Which engine a shard belongs to is what its row says: a topic that was
+moved a moment ago is followed there, and a call that met the old shard on its way out is made again. Topics of
+different engines live side by side.
+
+Deletes of a topic that is being migrated go to the copies as well, under the lock that a copying step holds, so that
+nothing deleted is carried over.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeVar
+
+from basaltmq.errors import InvalidArgumentError, InvalidConfigError, ShardNotFoundError, StoreClosedError
+from basaltmq.log.columnar import ColumnBatch
+from basaltmq.log.record import Record
+from basaltmq.streams.adapter import (
+    READ_BYTES,
+    READ_RECORDS,
+    Append,
+    Otherwise,
+    ReadBatch,
+    ShardInfo,
+    StorageAdapter,
+)
+from basaltmq.streams.durability import Durability
+from basaltmq.streams.partitions import Partitioner, partition_of_key
+from basaltmq.streams.shards import Engine, Shards
+from basaltmq.streams.topics import Topic, Topics
+
+EngineFactory = Callable[[], StorageAdapter]
+
+FOLLOW_MAX: Final = 3
+"""How often a call is made again because its topic moved; twice in a row is already unheard of."""
+
+T = TypeVar("T")
+
+
+class Engines:
+    """The engines of one store, each made on first use."""
+
+    def __init__(self, factories: Mapping[Engine, EngineFactory]) -> None:
+        self._factories = dict(factories)
+        self._made: dict[Engine, StorageAdapter] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def get(self, engine: Engine) -> StorageAdapter:
+        made = self._made.get(engine)
+        if made is not None:
+            return made
+        with self._lock:
+            if self._closed:
+                raise StoreClosedError("the stream engines are closed")
+            made = self._made.get(engine)
+            if made is None:
+                factory = self._factories.get(engine)
+                if factory is None:
+                    known = ", ".join(sorted(self._factories))
+                    raise InvalidConfigError(f"the engine {engine.value!r} is not available here; there is {known}")
+                made = self._made[engine] = factory()
+            return made
+
+    def in_use(self) -> list[StorageAdapter]:
+        return list(self._made.values())
+
+    def retain(self, now_ms: int) -> int:
+        """A bounded step of retention in every engine in use; how many records went."""
+        return sum(engine.retain(now_ms) for engine in self.in_use())
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            made, self._made = self._made, {}
+        for engine in made.values():
+            engine.close()
+
+
+class Drivers:
+    """Operations by topic and partition."""
+
+    def __init__(
+        self, topics: Topics, shards: Shards, engines: Engines, partitioner: Partitioner | None = None
+    ) -> None:
+        self._topics = topics
+        self._shards = shards
+        self._engines = engines
+        self._partitioner = partitioner or Partitioner()
+
+    def append(
+        self,
+        topic: str,
+        record: Record,
+        *,
+        partition: int | None = None,
+        durability: Durability | None = None,
+    ) -> tuple[int, Append]:
+        """Append one record where its key, the caller or the turn says; the partition and the append."""
+        found = self._topics.get(topic)
+        chosen = self._partitioner.choose(found.config.partitions, record.key, partition)
+        return chosen, self._on(topic, chosen, lambda engine, shard: engine.write(shard, record, durability))
+
+    def append_batch(
+        self,
+        topic: str,
+        records: Sequence[Record] | ColumnBatch,
+        *,
+        partition: int | None = None,
+        durability: Durability | None = None,
+    ) -> list[tuple[int, Append]]:
+        """Append a batch, split by key; records without a key stay together. One append, atomic, per partition."""
+        partitions = self._topics.get(topic).config.partitions
+        if partition is not None or partitions == 1:
+            chosen = self._partitioner.choose(partitions, None, 0 if partition is None else partition)
+            return [(chosen, self._append(topic, chosen, records, durability))]
+        parts = self._split(records, partitions)
+        return [(chosen, self._append(topic, chosen, parts[chosen], durability)) for chosen in sorted(parts)]
+
+    def _append(
+        self, topic: str, partition: int, records: Sequence[Record] | ColumnBatch, durability: Durability | None
+    ) -> Append:
+        return self._on(topic, partition, lambda engine, shard: engine.batch_write(shard, records, durability))
+
+    def _split(self, records: Sequence[Record] | ColumnBatch, partitions: int) -> dict[int, Sequence[Record]]:
+        plain = records.records(0) if isinstance(records, ColumnBatch) else records
+        if not plain:
+            raise InvalidArgumentError("an empty batch cannot be written; give at least one record")
+        parts: dict[int, list[Record]] = {}
+        turn: int | None = None
+        for record in plain:
+            if record.key is not None:
+                chosen = partition_of_key(record.key, partitions)
+            elif turn is not None:
+                chosen = turn
+            else:
+                chosen = turn = self._partitioner.in_turn(partitions)
+            parts.setdefault(chosen, []).append(record)
+        return dict(parts)
+
+    def wait(self, append: Append) -> None:
+        """Return when an append is as durable as it asked to be."""
+        try:
+            engine = self._engines.get(self._shards.get(append.shard).engine)
+        except ShardNotFoundError:
+            # Its shard was deleted, or moved with the record in it, and that must be durable too.
+            for each in self._engines.in_use():
+                each.sync()
+        else:
+            engine.wait(append)
+
+    def read(
+        self, topic: str, partition: int, offset: int, max_records: int = READ_RECORDS, max_bytes: int = READ_BYTES
+    ) -> ReadBatch:
+        return self._on(
+            topic, partition, lambda engine, shard: engine.read_by_offset(shard, offset, max_records, max_bytes)
+        )
+
+    def read_by_tag(
+        self,
+        topic: str,
+        partition: int,
+        tag: bytes,
+        offset: int,
+        max_records: int = READ_RECORDS,
+        max_bytes: int = READ_BYTES,
+    ) -> ReadBatch:
+        return self._on(
+            topic, partition, lambda engine, shard: engine.read_by_tag(shard, tag, offset, max_records, max_bytes)
+        )
+
+    def read_by_key(
+        self,
+        topic: str,
+        partition: int,
+        key: bytes,
+        offset: int,
+        max_records: int = READ_RECORDS,
+        max_bytes: int = READ_BYTES,
+    ) -> ReadBatch:
+        return self._on(
+            topic, partition, lambda engine, shard: engine.read_by_key(shard, key, offset, max_records, max_bytes)
+        )
+
+    def offset_at(self, topic: str, partition: int, timestamp_ms: int, otherwise: Otherwise) -> int:
+        return self._on(
+            topic, partition, lambda engine, shard: engine.get_offset_by_timestamp(shard, timestamp_ms, otherwise)
+        )
+
+    def info(self, topic: str, partition: int) -> ShardInfo:
+        return self._on(topic, partition, lambda engine, shard: engine.shard_info(shard))
+
+    def delete_by_key(self, topic: str, partition: int, key: bytes) -> int:
+        return self._delete(topic, partition, lambda engine, shard: engine.delete_by_key(shard, key))
+
+    def delete_by_offset(self, topic: str, partition: int, offsets: Sequence[int]) -> int:
+        return self._delete(topic, partition, lambda engine, shard: engine.delete_by_offset(shard, offsets))
+
+    def delete_records_before(self, topic: str, partition: int, offset: int) -> int:
+        return self._on(topic, partition, lambda engine, shard: engine.delete_records_before(shard, offset))
+
+    def route(self, topic: Topic, partition: int) -> tuple[StorageAdapter, int]:
+        """The engine and the shard that serve a partition."""
+        if not 0 <= partition < len(topic.shards):
+            raise InvalidArgumentError(
+                f"topic {topic.name!r} has no partition {partition}; it has 0 to {len(topic.shards) - 1}"
+            )
+        number = topic.shards[partition]
+        return self._engines.get(self._shards.get(number).engine), number
+
+    def _on(self, topic: str, partition: int, call: Callable[[StorageAdapter, int], T]) -> T:
+        for _ in range(FOLLOW_MAX):
+            found = self._topics.get(topic)
+            try:
+                return call(*self.route(found, partition))
+            except ShardNotFoundError:
+                # Deleted, or on its way to another engine: whoever does that holds the lock until it is done.
+                with self._topics.lock:
+                    if self._topics.get(topic).shards == found.shards:
+                        raise
+        raise ShardNotFoundError(
+            f"partition {partition} of topic {topic!r} moved {FOLLOW_MAX} times meanwhile; try again"
+        )
+
+    def _delete(self, topic: str, partition: int, call: Callable[[StorageAdapter, int], int]) -> int:
+        if self._topics.get(topic).migration is None:
+            return self._on(topic, partition, call)
+        with self._topics.lock:
+            found = self._topics.get(topic)
+            if found.migration is not None:
+                call(self._engines.get(found.migration.engine), found.migration.shards[partition])
+            return self._on(topic, partition, call)

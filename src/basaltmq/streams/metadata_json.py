@@ -1,0 +1,178 @@
+"""Metadata of streams as JSON, out and in (SPEC D5): topics, their shards, groups and their offsets.
+
+One JSON object per line, so that a million topics pass through bounded memory and any tool can read them:
+
+    {"basalt": "streams", "version": 1}
+    {"topic": "orders", "id": "...", "config": {...}, "shards": [{"partition": 0, "start_offset": 3, "next_offset": 9}]}
+    {"group": "billing", "topic": "orders", "partition": 0, "offset": 7, "metadata": "", "committed_ms": 0, "epoch": -1}
+
+Records are not in it. An imported shard begins, empty, at the offset after the exported one's last: so offsets that
+were given out before are not given out again, and what groups committed means the same. Shard numbers belong to a
+store and are not carried over; ids of topics are, where they are free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from basaltmq.errors import CorruptionError, InvalidArgumentError, StoreTooNewError
+from basaltmq.streams.drivers import Drivers
+from basaltmq.streams.offsets import Commit, Offsets, TopicPartition
+from basaltmq.streams.topics import Topic, TopicConfig, Topics
+
+FORMAT: Final = "streams"
+VERSION: Final = 1
+_PAGE: Final = 500
+_COMMITS_PER_BATCH: Final = 1_000
+
+
+class Head(msgspec.Struct, forbid_unknown_fields=True):
+    basalt: str
+    version: int
+
+
+class ShardLine(msgspec.Struct, forbid_unknown_fields=True):
+    partition: int
+    start_offset: int
+    next_offset: int
+
+
+class TopicLine(msgspec.Struct, forbid_unknown_fields=True):
+    topic: str
+    id: UUID
+    config: TopicConfig
+    shards: list[ShardLine]
+
+
+class CommitLine(msgspec.Struct, forbid_unknown_fields=True):
+    group: str
+    topic: str
+    partition: int
+    offset: int
+    metadata: str = ""
+    committed_ms: int = 0
+    epoch: int = -1
+
+
+class Imported(msgspec.Struct):
+    """What an import did."""
+
+    topics: int = 0
+    topics_skipped: list[str] = []
+    offsets: int = 0
+    offsets_skipped: int = 0
+
+
+def export_metadata(topics: Topics, drivers: Drivers, offsets: Offsets) -> Iterator[bytes]:
+    """Lines of JSON, each with its newline."""
+    yield _line(Head(FORMAT, VERSION))
+    after: str | None = None
+    while True:
+        page = topics.page(start_after=after, limit=_PAGE)
+        for topic in page.topics:
+            yield _line(_topic_line(topic, drivers))
+        after = page.next_after
+        if after is None:
+            break
+    for group in offsets.groups():
+        for (topic_id, partition), commit in offsets.of_group(group).items():
+            known = topics.by_id(topic_id)
+            if known is not None:
+                yield _line(
+                    CommitLine(
+                        group,
+                        known.name,
+                        partition,
+                        commit.offset,
+                        commit.metadata,
+                        commit.committed_ms,
+                        commit.epoch,
+                    )
+                )
+
+
+def import_metadata(
+    lines: Iterable[bytes | str], topics: Topics, offsets: Offsets, progress: Callable[[Imported], None] | None = None
+) -> Imported:
+    """Create what the lines say. Topics that exist stay as they are and are named; a damaged line stops it, by number.
+
+    What came before a damaged line is there; importing again skips it.
+    """
+    done = Imported()
+    group = ""
+    commits: dict[TopicPartition, int | Commit] = {}
+
+    def flush() -> None:
+        if commits:
+            offsets.commit(group, commits)
+            done.offsets += len(commits)
+            commits.clear()
+            if progress is not None:
+                progress(done)
+
+    for number, raw in enumerate(lines, 1):
+        line = _decoded(number, raw)
+        if isinstance(line, TopicLine):
+            _import_topic(line, topics, done)
+            if progress is not None and done.topics % _PAGE == 0:
+                progress(done)
+        elif isinstance(line, CommitLine):
+            if line.group != group or len(commits) >= _COMMITS_PER_BATCH:
+                flush()
+                group = line.group
+            topic = topics.find(line.topic)
+            if topic is None or not 0 <= line.partition < topic.config.partitions:
+                done.offsets_skipped += 1
+                continue
+            commits[topic.id, line.partition] = Commit(line.offset, line.committed_ms, line.epoch, line.metadata)
+    flush()
+    return done
+
+
+def _import_topic(line: TopicLine, topics: Topics, done: Imported) -> None:
+    if topics.find(line.topic) is not None:
+        done.topics_skipped.append(line.topic)
+        return
+    starts = {shard.partition: shard.next_offset for shard in line.shards}
+    topics.create(line.topic, line.config, topic_id=line.id, start_offsets=starts)
+    done.topics += 1
+
+
+def _topic_line(topic: Topic, drivers: Drivers) -> TopicLine:
+    shards = []
+    for partition in range(topic.config.partitions):
+        info = drivers.info(topic.name, partition)
+        shards.append(ShardLine(partition, info.start_offset, info.next_offset))
+    return TopicLine(topic.name, topic.id, topic.config, shards)
+
+
+def _line(line: msgspec.Struct) -> bytes:
+    return msgspec.json.encode(line) + b"\n"
+
+
+def _decoded(number: int, raw: bytes | str) -> Head | TopicLine | CommitLine:
+    try:
+        fields: Any = msgspec.json.decode(raw)
+        if number == 1:
+            return _head(msgspec.convert(fields, Head))
+        if not isinstance(fields, dict):
+            raise InvalidArgumentError(f"line {number} is not a JSON object")
+        if "group" in fields:
+            return msgspec.convert(fields, CommitLine)
+        return msgspec.convert(fields, TopicLine)
+    except msgspec.MsgspecError as error:
+        raise CorruptionError(f"line {number} of the metadata cannot be read: {error}") from error
+
+
+def _head(head: Head) -> Head:
+    if head.basalt != FORMAT:
+        raise InvalidArgumentError(f"this is an export of {head.basalt!r}, not of {FORMAT!r}")
+    if head.version > VERSION:
+        raise StoreTooNewError(
+            f"the metadata has version {head.version}, this Basalt knows up to {VERSION}: import it with a newer Basalt"
+        )
+    return head

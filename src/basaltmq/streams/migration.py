@@ -1,0 +1,247 @@
+"""Moving a topic to another engine, while it is in use (SPEC D5).
+
+    begin    one batch: a copy of every shard is created, unnamed, and the topic says that it moves
+    step     copies the next records of one shard after the other, with their offsets
+    finish   under the topics' lock: the shards stop taking writes, the rest is copied, and one batch gives the copies
+             the names, drops the old shards and tells the topic its engine
+
+Where a copy stands is its next offset, so a migration that was interrupted, by a crash too, goes on with `step`.
+Offsets stay what they are, holes included, and groups' offsets are kept by topic and partition: readers and groups
+notice nothing but a short wait. What was deleted from the source after it was copied is deleted from the copy by
+whoever deletes (`drivers`); the start offset is carried over at the end.
+
+A copy to the memory engine is as lost at a restart as anything there; to move there, the topic's durability must be
+`memory`. Moving away from it, give the durability wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from basaltmq.errors import InvalidArgumentError, InvalidConfigError, StorageError
+from basaltmq.store.batch import Batch
+from basaltmq.streams.adapter import StorageAdapter
+from basaltmq.streams.drivers import Engines
+from basaltmq.streams.durability import Durability
+from basaltmq.streams.shards import SHADOW, Engine, Shards, ShardSpec
+from basaltmq.streams.topics import Moving, Topic, TopicConfig, Topics
+
+STEP_RECORDS: Final = 10_000
+"""Records one step copies unless told; the topics' lock is held meanwhile."""
+
+READ_BYTES: Final = 8 << 20
+"""Copied at once."""
+
+REST_RECORDS: Final = 1_000
+"""So few may be left to be copied while writers wait; more are copied before."""
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a migration is, in offsets: holes count as copied."""
+
+    copied: int
+    left: int
+
+    @property
+    def fraction(self) -> float:
+        total = self.copied + self.left
+        return 1.0 if total == 0 else self.copied / total
+
+
+class Migration:
+    """Moves topics between engines."""
+
+    def __init__(self, topics: Topics, shards: Shards, engines: Engines) -> None:
+        self._topics = topics
+        self._shards = shards
+        self._engines = engines
+
+    def run(
+        self,
+        name: str,
+        engine: Engine,
+        durability: Durability | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Topic:
+        """Move a topic, or go on moving it, to the end."""
+        self.begin(name, engine, durability)
+        while True:
+            at = self.step(name)
+            if progress is not None:
+                progress(at)
+            if at.left <= REST_RECORDS:
+                return self.finish(name)
+
+    def begin(self, name: str, engine: Engine, durability: Durability | None = None) -> Topic:
+        """Create the copies. A topic that already moves there goes on."""
+        with self._topics.lock:
+            topic = self._topics.get(name)
+            if topic.migration is not None:
+                if topic.migration.engine is engine:
+                    return topic
+                raise InvalidArgumentError(
+                    f"topic {name!r} is on its way to engine {topic.migration.engine.value!r}; finish or cancel that"
+                )
+            if topic.config.engine is engine:
+                raise InvalidArgumentError(f"topic {name!r} is kept by engine {engine.value!r} already")
+            config = _moved(topic.config, engine, durability)
+            target = self._engines.get(engine)
+            specs = [
+                target.place(
+                    ShardSpec(
+                        topic.id,
+                        partition,
+                        engine,
+                        config.of_shard(),
+                        start_offset=self._source(topic, partition).shard_info(number).start_offset,
+                        flags=SHADOW,
+                    )
+                )
+                for partition, number in enumerate(topic.shards)
+            ]
+            with self._shards.exclusive():
+                batch = Batch()
+                metas = self._shards.plan_create(batch, specs)
+                moving = Moving(engine, [meta.number for meta in metas])
+                return self._topics.update_state(topic, topic.config, moving, batch)
+
+    def step(self, name: str, records_max: int = STEP_RECORDS) -> Progress:
+        """Copy up to so many records; where the migration stands after it."""
+        with self._topics.lock:
+            topic, moving = self._moving(name)
+            left = records_max
+            for partition in range(len(topic.shards)):
+                left -= self._copy(topic, moving, partition, left)
+                if left <= 0:
+                    break
+            return self._progress(topic, moving)
+
+    def progress(self, name: str) -> Progress:
+        topic, moving = self._moving(name)
+        return self._progress(topic, moving)
+
+    def finish(self, name: str) -> Topic:
+        """Copy what is left and switch. Writers wait meanwhile, so call it when little is left."""
+        with self._topics.lock:
+            topic, moving = self._moving(name)
+            target = self._engines.get(moving.engine)
+            batch = Batch()
+            sealed: list[tuple[StorageAdapter, int]] = []
+            try:
+                for partition, number in enumerate(topic.shards):
+                    source = self._source(topic, partition)
+                    source.plan_delete(batch, number)
+                    sealed.append((source, number))
+                    # Nothing can be written after this, so what is visible then is everything.
+                    source.sync()
+                    self._copy_rest(topic, moving, partition)
+                target.sync()
+                moved = self._switch(topic, moving, batch)
+            except BaseException:
+                for source, number in sealed:
+                    source.revive(number)
+                raise
+            for source, number in sealed:
+                source.forget(number)
+            return moved
+
+    def cancel(self, name: str) -> Topic:
+        """Drop the copies; the topic stays where it is."""
+        with self._topics.lock:
+            topic, moving = self._moving(name)
+            target = self._engines.get(moving.engine)
+            batch = Batch()
+            for number in moving.shards:
+                target.plan_delete(batch, number)
+            try:
+                stayed = self._topics.update_state(topic, topic.config, None, batch)
+            except BaseException:
+                for number in moving.shards:
+                    target.revive(number)
+                raise
+            for number in moving.shards:
+                target.forget(number)
+            return stayed
+
+    def _copy(self, topic: Topic, moving: Moving, partition: int, records_max: int) -> int:
+        """Copy records from where the copy ends; how many."""
+        source, target = self._source(topic, partition), self._engines.get(moving.engine)
+        number, copy = topic.shards[partition], moving.shards[partition]
+        at = target.shard_info(copy).next_offset
+        copied = 0
+        while copied < records_max:
+            start = source.shard_info(number).start_offset
+            batch = source.read_by_offset(number, max(at, start), min(records_max - copied, 10_000), READ_BYTES)
+            if batch.next_offset <= at:
+                break
+            records = batch.records()
+            append = target.append_at(copy, records, batch.next_offset)
+            target.wait(append)
+            at = batch.next_offset
+            copied += max(len(records), 1)
+        return copied
+
+    def _copy_rest(self, topic: Topic, moving: Moving, partition: int) -> None:
+        """All that is left of a shard that takes no more writes, the start offset included."""
+        source, target = self._source(topic, partition), self._engines.get(moving.engine)
+        number, copy = topic.shards[partition], moving.shards[partition]
+        while self._copy(topic, moving, partition, STEP_RECORDS):
+            pass
+        info = source.shard_info(number)
+        target.delete_records_before(copy, info.start_offset)
+        reached = target.shard_info(copy)
+        if (reached.start_offset, reached.next_offset) != (info.start_offset, info.next_offset):
+            raise StorageError(
+                f"the copy of partition {partition} of topic {topic.name!r} has offsets {reached.start_offset} to "
+                f"{reached.next_offset}, the source {info.start_offset} to {info.next_offset}; nothing was switched"
+            )
+
+    def _switch(self, topic: Topic, moving: Moving, batch: Batch) -> Topic:
+        """The one batch: the copies serve, the old shards are gone, the topic knows."""
+        with self._shards.exclusive():
+            metas = [self._shards.get(copy) for copy in moving.shards]
+            for meta in metas:
+                self._shards.plan_update(batch, msgspec.structs.replace(meta, flags=meta.flags & ~SHADOW))
+                # After the old shard's removal in the same batch: the later operation on a key wins.
+                self._shards.plan_name(batch, meta)
+            config = _moved(topic.config, moving.engine, metas[0].config.durability)
+            moved = self._topics.update_state(topic, config, None, batch)
+            for meta in metas:
+                self._shards.forget(meta.number)
+        return moved
+
+    def _moving(self, name: str) -> tuple[Topic, Moving]:
+        topic = self._topics.get(name)
+        if topic.migration is None:
+            raise InvalidArgumentError(f"topic {name!r} is not being migrated")
+        return topic, topic.migration
+
+    def _source(self, topic: Topic, partition: int) -> StorageAdapter:
+        return self._engines.get(self._shards.get(topic.shards[partition]).engine)
+
+    def _progress(self, topic: Topic, moving: Moving) -> Progress:
+        target = self._engines.get(moving.engine)
+        copied = left = 0
+        for partition, (number, copy) in enumerate(zip(topic.shards, moving.shards, strict=True)):
+            source = self._source(topic, partition).shard_info(number)
+            reached = max(target.shard_info(copy).next_offset, source.start_offset)
+            copied += reached - source.start_offset
+            left += max(0, source.next_offset - reached)
+        return Progress(copied, left)
+
+
+def _moved(config: TopicConfig, engine: Engine, durability: Durability | None) -> TopicConfig:
+    """The topic's settings under another engine."""
+    if durability is None:
+        durability = config.durability
+    moved = msgspec.structs.replace(config, engine=engine, durability=durability)
+    if moved.level is not config.level and durability is None and engine is Engine.MEMORY:
+        raise InvalidConfigError(
+            f"the memory engine cannot keep what durability {config.level.value!r} promises; "
+            "say durability 'memory' to accept that"
+        )
+    moved.check()
+    return moved

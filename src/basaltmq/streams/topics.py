@@ -1,0 +1,428 @@
+"""Topics: named sets of shards with one configuration, as objects of the catalog (SPEC B1, B8, D1).
+
+Creating, altering and deleting a topic each are one batch: the catalog's rows, the shards' rows and, for a delete, the
+records of engines that keep them in the store, and every group's offsets. So after a crash a topic is there with all
+its shards, or not at all. A topic made again under a name has another id and other shards: nothing of the old one can
+come back (promise P10).
+
+Creation has a time limit. What fails or runs over it is undone before the error is raised; only if the undoing fails
+as well (the disk is gone) may the topic be found after recovery, whole.
+
+    attributes of a topic    {"config": TopicConfig, "migration": {"engine", "shards"} while it moves}
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from basaltmq.catalog.cache import Cache
+from basaltmq.catalog.catalog import Catalog
+from basaltmq.catalog.kinds import Kind
+from basaltmq.catalog.objects import Action, CatalogObject, Event, NewObject
+from basaltmq.catalog.record import ROOT, check_name
+from basaltmq.errors import (
+    AlreadyExistsError,
+    BasaltError,
+    CorruptionError,
+    InvalidArgumentError,
+    InvalidConfigError,
+    TimedOutError,
+    TopicExistsError,
+    TopicNotFoundError,
+)
+from basaltmq.ids import Ids
+from basaltmq.log.record import RECORD_BYTES_MAX
+from basaltmq.store.batch import Batch
+from basaltmq.streams.adapter import StorageAdapter
+from basaltmq.streams.durability import Durability
+from basaltmq.streams.offsets import Durable, Offsets
+from basaltmq.streams.shards import (
+    DAY_MS,
+    SHARDS_PER_BATCH_MAX,
+    Engine,
+    ShardConfig,
+    Shards,
+    ShardSpec,
+    check_durability,
+)
+
+PARTITIONS_MAX: Final = SHARDS_PER_BATCH_MAX
+"""All shards of a topic are made in one batch."""
+
+CREATE_TIMEOUT_MS: Final = 30_000
+"""A creation is two small writes and a sync; past this the disk is in trouble."""
+
+CACHE_BYTES: Final = 8 << 20
+"""Decoded topics: about 10,000 small ones."""
+
+
+class TopicConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a topic is made with. None means no limit; `durability` None is the most its engine gives."""
+
+    partitions: int = 1
+    engine: Engine = Engine.SEGMENT
+    durability: Durability | None = None
+    retention_ms: int | None = None
+    retention_bytes: int | None = None
+    """Per partition."""
+    retention_records: int | None = None
+    """Per partition."""
+    compact: bool = False
+    tombstone_retention_ms: int = DAY_MS
+    index_keys: bool = True
+    index_tags: bool = True
+    index_times: bool = True
+    record_bytes_max: int = RECORD_BYTES_MAX
+
+    def check(self) -> None:
+        if not 1 <= self.partitions <= PARTITIONS_MAX:
+            raise InvalidConfigError(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {self.partitions}")
+        self.of_shard().check()
+        check_durability(self.engine, self.level)
+
+    @property
+    def level(self) -> Durability:
+        if self.durability is not None:
+            return self.durability
+        return Durability.MEMORY if self.engine is Engine.MEMORY else Durability.SYNCED
+
+    def of_shard(self) -> ShardConfig:
+        return ShardConfig(
+            durability=self.level,
+            retention_ms=self.retention_ms,
+            retention_bytes=self.retention_bytes,
+            retention_records=self.retention_records,
+            compact=self.compact,
+            tombstone_retention_ms=self.tombstone_retention_ms,
+            index_keys=self.index_keys,
+            index_tags=self.index_tags,
+            index_times=self.index_times,
+            record_bytes_max=self.record_bytes_max,
+        )
+
+
+class Moving(msgspec.Struct, frozen=True):
+    """A topic on its way to another engine."""
+
+    engine: Engine
+    shards: list[int]
+    """The copies, by partition."""
+
+
+class TopicState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The attributes of a topic's object."""
+
+    config: TopicConfig
+    migration: Moving | None = None
+
+
+class Topic(msgspec.Struct, frozen=True):
+    """A topic as it is."""
+
+    id: UUID
+    name: str
+    config: TopicConfig
+    shards: tuple[int, ...]
+    """Shard numbers by partition."""
+    migration: Moving | None = None
+
+
+class TopicPage(msgspec.Struct, frozen=True):
+    topics: list[Topic]
+    next_after: str | None
+    """Hand this in as `start_after`; None if this was the last page."""
+
+
+FIXED: Final = ("engine", "index_keys", "index_tags", "index_times")
+"""What cannot be altered, with the remedy below."""
+
+_INDEXES_FIXED: Final = "indexes are made as records are written; make another topic and copy"
+_ENGINE_FIXED: Final = "move the topic to another engine by migration"
+
+
+class Topics:
+    """The topics of one store, under one parent of the catalog."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        shards: Shards,
+        offsets: Offsets,
+        sync: Durable,
+        engine_of: Callable[[Engine], StorageAdapter],
+        *,
+        ids: Ids | None = None,
+        parent: UUID = ROOT,
+        create_timeout_ms: int = CREATE_TIMEOUT_MS,
+    ) -> None:
+        self.lock = threading.RLock()
+        """Held by what changes topics, migration included."""
+        self.parent = parent
+        self._catalog = catalog
+        self._shards = shards
+        self._offsets = offsets
+        self._sync = sync
+        self._engine_of = engine_of
+        self._ids = ids or Ids()
+        self._create_timeout_ms = create_timeout_ms
+        self._cache: Cache[Topic] = Cache(CACHE_BYTES)
+        self._stop_listening = catalog.on_change(self._changed)
+
+    def create(
+        self,
+        name: str,
+        config: TopicConfig | None = None,
+        *,
+        timeout_ms: int | None = None,
+        topic_id: UUID | None = None,
+        start_offsets: Mapping[int, int] | None = None,
+    ) -> Topic:
+        """Create a topic with all its shards. Durable on return; on any error, time-out included, there is nothing.
+
+        An import may ask for the id a topic had, used if it is free, and for first offsets by partition.
+        """
+        config = config or TopicConfig()
+        check_name(name)
+        if not name:
+            raise InvalidArgumentError("a topic needs a name")
+        config.check()
+        limit_ms = self._create_timeout_ms if timeout_ms is None else timeout_ms
+        deadline = _Deadline(f"the creation of topic {name!r}", limit_ms)
+        if not self.lock.acquire(timeout=deadline.left_s()):
+            raise deadline.passed()
+        try:
+            engine = self._engine_of(config.engine)
+            deadline.check()
+            if topic_id is None or self._catalog.get(topic_id) is not None:
+                topic_id = UUID(bytes=self._ids.next())
+            self._write(name, topic_id, config, engine, start_offsets or {})
+            try:
+                self._wait_durable(deadline)
+                found = self.find(name)
+                assert found is not None, "a topic is found once it is written"
+                deadline.check()
+            except BaseException:
+                self._undo(topic_id)
+                raise
+            return found
+        finally:
+            self.lock.release()
+
+    def _write(
+        self, name: str, topic_id: UUID, config: TopicConfig, engine: StorageAdapter, starts: Mapping[int, int]
+    ) -> None:
+        """The one batch."""
+        shard_config = config.of_shard()
+        specs = [
+            engine.place(
+                ShardSpec(topic_id, partition, config.engine, shard_config, start_offset=starts.get(partition, 0))
+            )
+            for partition in range(config.partitions)
+        ]
+        wanted = NewObject(Kind.TOPIC, name, self.parent, _attributes(TopicState(config)), topic_id)
+        with self._shards.exclusive():
+            batch = Batch()
+            self._shards.plan_create(batch, specs)
+            try:
+                self._catalog.create_many([wanted], also=batch, durable=False)
+            except AlreadyExistsError as error:
+                raise TopicExistsError(f"the topic {name!r} exists") from error
+
+    def _undo(self, topic_id: UUID) -> None:
+        try:
+            found = self._catalog.get(topic_id)
+            if found is not None:
+                self._delete(self._decoded(found), durable=False)
+        except BasaltError:
+            # The store itself is gone; recovery decides, and finds the topic whole or not at all.
+            return
+
+    def find(self, name: str) -> Topic | None:
+        """The topic of this name, from a bounded cache."""
+        check_name(name)
+        key = name.encode()
+        cached = self._cache.get(key)
+        if cached is not None:
+            return cached[0]
+        epoch = self._cache.epoch
+        found = self._catalog.find(Kind.TOPIC, name, self.parent)
+        if found is None:
+            return None
+        try:
+            topic = self._decoded(found)
+        except TopicNotFoundError:
+            return None
+        self._cache.put(key, topic, 400 + 40 * len(topic.shards), epoch)
+        return topic
+
+    def get(self, name: str) -> Topic:
+        topic = self.find(name)
+        if topic is None:
+            raise TopicNotFoundError(f"there is no topic {name!r}; create it first")
+        return topic
+
+    def by_id(self, topic_id: UUID) -> Topic | None:
+        found = self._catalog.get(topic_id)
+        return None if found is None or found.kind is not Kind.TOPIC else self._decoded(found)
+
+    def page(self, *, start_after: str | None = None, limit: int = 100) -> TopicPage:
+        page = self._catalog.page(Kind.TOPIC, self.parent, start_after=start_after, limit=limit)
+        return TopicPage([self._decoded(each) for each in page.objects], page.next_after)
+
+    def alter(self, name: str, **changes: Any) -> Topic:
+        """Change settings of a topic; more partitions are possible, fewer are not. One batch, durable on return."""
+        with self.lock:
+            topic = self.get(name)
+            config = _changed(topic, changes)
+            shard_config = config.of_shard()
+            engine = self._engine_of(config.engine)
+            specs = [
+                engine.place(ShardSpec(topic.id, partition, config.engine, shard_config))
+                for partition in range(topic.config.partitions, config.partitions)
+            ]
+            if specs and topic.migration is not None:
+                raise InvalidArgumentError(f"topic {name!r} is being migrated; add partitions when that is done")
+            copies = topic.migration.shards if topic.migration else []
+            with self._shards.exclusive():
+                batch = Batch()
+                for number in (*topic.shards, *copies):
+                    self._shards.batch_update(batch, number, config=shard_config)
+                if specs:
+                    self._shards.plan_create(batch, specs)
+                self._catalog.update(topic.id, _attributes(TopicState(config, topic.migration)), also=batch)
+                for number in (*topic.shards, *copies):
+                    self._shards.forget(number)
+            for number in topic.shards:
+                engine.reconfigured(number)
+            if topic.migration is not None:
+                for number in copies:
+                    self._engine_of(topic.migration.engine).reconfigured(number)
+            return self.get(name)
+
+    def delete(self, name: str) -> None:
+        """Delete a topic, its records, shards and every group's offsets of it. Durable on return."""
+        with self.lock:
+            self._delete(self.get(name))
+
+    def _delete(self, topic: Topic, *, durable: bool = True) -> None:
+        going = [(self._engine_of(topic.config.engine), number) for number in topic.shards]
+        if topic.migration is not None:
+            going += [(self._engine_of(topic.migration.engine), number) for number in topic.migration.shards]
+        batch = Batch()
+        planned: list[tuple[StorageAdapter, int]] = []
+        try:
+            for engine, number in going:
+                engine.plan_delete(batch, number)
+                planned.append((engine, number))
+            self._offsets.plan_delete_topic(batch, topic.id)
+            self._catalog.start_delete(topic.id, also=batch, durable=False)
+        except BaseException:
+            for engine, number in planned:
+                engine.revive(number)
+            raise
+        for engine, number in going:
+            engine.forget(number)
+        if durable:
+            self._sync.wait_durable()
+
+    def update_state(self, topic: Topic, config: TopicConfig, migration: Moving | None, also: Batch) -> Topic:
+        """Write a topic's state with the rows that go with it: for migration, which holds the lock."""
+        self._catalog.update(topic.id, _attributes(TopicState(config, migration)), also=also)
+        return self.get(topic.name)
+
+    def close(self) -> None:
+        self._stop_listening()
+
+    def _decoded(self, found: CatalogObject) -> Topic:
+        try:
+            state = msgspec.convert(found.attributes, TopicState)
+        except msgspec.ValidationError as error:
+            raise CorruptionError(f"the settings of topic {found.name!r} cannot be read: {error}") from error
+        numbers = tuple(number for _, number in self._shards.of_topic(found.id))
+        if len(numbers) != state.config.partitions:
+            again = self._catalog.get(found.id)
+            if again is None:
+                raise TopicNotFoundError(f"the topic {found.name!r} was deleted")
+            if again.attributes == found.attributes:
+                raise CorruptionError(
+                    f"topic {found.name!r} has {len(numbers)} shards for {state.config.partitions} partitions"
+                )
+            return self._decoded(again)
+        return Topic(found.id, found.name, state.config, numbers, state.migration)
+
+    def _changed(self, event: Event) -> None:
+        if event.kind is Kind.TOPIC and event.parent == self.parent:
+            names = [event.name] if event.old_name is None else [event.name, event.old_name]
+            self._cache.discard(*(name.encode() for name in names))
+        elif event.action is Action.DELETED:
+            self._cache.clear()
+
+    def _wait_durable(self, deadline: _Deadline) -> None:
+        """Wait for the sync, but not for ever: a disk that hangs must not hang the caller."""
+        failure: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                self._sync.wait_durable()
+            except BaseException as error:
+                failure.append(error)
+
+        waiter = threading.Thread(target=wait, name="basalt-topic-create", daemon=True)
+        waiter.start()
+        waiter.join(deadline.left_s())
+        if waiter.is_alive():
+            raise deadline.passed()
+        if failure:
+            raise failure[0]
+
+
+class _Deadline:
+    """A moment by which something has to be done."""
+
+    def __init__(self, what: str, limit_ms: int) -> None:
+        self._what = what
+        self._limit_ms = limit_ms
+        self._end = time.monotonic() + limit_ms / 1000
+
+    def left_s(self) -> float:
+        return max(0.0, self._end - time.monotonic())
+
+    def check(self) -> None:
+        if time.monotonic() > self._end:
+            raise self.passed()
+
+    def passed(self) -> TimedOutError:
+        return TimedOutError(f"{self._what} took longer than {self._limit_ms} ms and was undone; try again")
+
+
+def _attributes(state: TopicState) -> dict[str, Any]:
+    built: dict[str, Any] = msgspec.to_builtins(state)
+    return built
+
+
+def _changed(topic: Topic, changes: dict[str, Any]) -> TopicConfig:
+    given = msgspec.structs.asdict(topic.config) | changes
+    unknown = changes.keys() - set(TopicConfig.__struct_fields__)
+    if unknown:
+        known = ", ".join(TopicConfig.__struct_fields__)
+        raise InvalidArgumentError(f"a topic has no setting {', '.join(sorted(unknown))}; it has {known}")
+    try:
+        config = msgspec.convert(msgspec.to_builtins(given), TopicConfig)
+    except msgspec.ValidationError as error:
+        raise InvalidConfigError(f"topic {topic.name!r}: {error}") from error
+    config.check()
+    for field in FIXED:
+        if getattr(config, field) != getattr(topic.config, field):
+            remedy = _ENGINE_FIXED if field == "engine" else _INDEXES_FIXED
+            raise InvalidConfigError(f"{field} of topic {topic.name!r} cannot be altered: {remedy}")
+    if config.partitions < topic.config.partitions:
+        raise InvalidConfigError(
+            f"topic {topic.name!r} has {topic.config.partitions} partitions and cannot have fewer; make another topic"
+        )
+    return config
