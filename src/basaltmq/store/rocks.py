@@ -15,7 +15,8 @@ What `rocksdict` 0.3.29 does that shapes this file, each pinned by a test:
 Invariants: `_error` is set once, and to closed at last; it is checked under `_lock` before a write, so that nothing is
 written after `close` began. Cursors and handles are made under `_lock` and only while there is no `_error`.
 
-Budget: a row in a batch of 100 costs about 1.7 us in RocksDB and 0.2 us here; a get 1.5 us; a scanned row 2 us.
+Budget, measured on two busy cores: batches of 100 rows reach 80 to 90 % of the raw rate (`bench writes`); a get takes
+about 3 us, the first row of a scan 6 us, each further one 1 us.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 
 Between the two marks the state stays what it was, so that it does not flicker. The size is the real one of all
 families, files and memory tables. Whoever writes, producer or consumer, says so with `wrote` after the write; every
-`step_bytes` of that the size is measured, which takes about 30 us. So the store may pass its mark by one step.
+`step_bytes` of that the size is measured, which takes 30 to 50 us. So the store may pass its mark by one step.
 
 Deleting gives no space back until RocksDB has compacted, and a store that takes no more messages may never compact by
 itself. While overfull a thread therefore flushes and compacts, the largest families first, each time consumers have

@@ -1,0 +1,61 @@
+"""`python -m bench [name ...]`: figures as ratios within one run, because machines differ and are noisy.
+
+A bench is a module of this package with `run()`, which returns rows; add its name to BENCHES. A row with a bar says
+whether it was cleared, and the exit code is 1 if one was not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+BENCHES: Final = [
+    "writes",
+    "commits",
+    "catalog",
+    "fairness",
+]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure Basalt: ratios within one run.")
+    parser.add_argument("names", nargs="*", metavar="name", help=f"one of {', '.join(BENCHES)}; all if none is given")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    chosen = parser.parse_args(arguments)
+    unknown = [name for name in chosen.names if name not in BENCHES]
+    if unknown:
+        parser.error(f"there is no bench {', '.join(unknown)}; there are {', '.join(BENCHES)}")
+    results: dict[str, list[dict[str, Any]]] = {}
+    for name in chosen.names or BENCHES:
+        module = importlib.import_module(f"bench.{name}")
+        started = time.perf_counter()
+        rows = module.run()
+        results[name] = [row._asdict() for row in rows]
+        if not chosen.json:
+            title = (module.__doc__ or name).splitlines()[0]
+            print(_table(name, title, results[name], time.perf_counter() - started), flush=True)
+    if chosen.json:
+        print(json.dumps({"python": platform.python_version(), "machine": platform.machine(), "benches": results}))
+    missed = any(row["passed"] is False for rows in results.values() for row in rows)
+    return 1 if missed else 0
+
+
+def _table(name: str, title: str, rows: list[dict[str, Any]], seconds: float) -> str:
+    width = max(len(row["name"]) for row in rows)
+    lines = [f"{name}: {title}  ({seconds:.0f} s)"]
+    for row in rows:
+        verdict = {None: "", True: "cleared", False: "MISSED"}[row["passed"]]
+        figure = f"{row['value']:>14,.0f}" if abs(row["value"]) >= 1000 else f"{row['value']:>14.4g}"
+        bar = f"bar {row['bar']}" if row["bar"] else ""
+        lines.append(f"  {row['name']:<{width}} {figure} {row['unit']:<10} {bar:<12} {verdict}".rstrip())
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Durable commits per second: 64 concurrent committers against one (SPEC E6, promise P1)
+
+A commit is a batch of one 256-byte row, and counts when its sync has returned. One committer waits for each of its
+commits; 64 share syncs. Rounds of one and of many take turns on one store, because the disk changes its pace; the
+median of the rounds' ratios counts. On asyncio (uvloop, as the broker runs) it has a bar; with threads it is reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+import uvloop
+from bench.row import Row
+
+from basaltmq.store.batch import Batch
+from basaltmq.store.commit import GroupCommit
+from basaltmq.store.families import Family
+from basaltmq.store.open import open_store
+
+COMMITTERS: Final = 64
+VALUE: Final = bytes(256)
+ROUND_S: Final = 0.7
+ROUNDS: Final = 9
+
+RATE_RATIO_MIN: Final = 20.0
+
+
+def run(rounds: int = ROUNDS, round_s: float = ROUND_S) -> list[Row]:
+    figures: dict[str, list[float]] = {name: [] for name in ("one", "many", "thread", "threads")}
+    with tempfile.TemporaryDirectory(prefix="basalt-bench-") as folder:
+        store = open_store(Path(folder) / "store")
+        group = GroupCommit(store)
+        for _ in range(rounds):
+            figures["one"].append(uvloop.run(_loop(group, 1, round_s)))
+            figures["many"].append(uvloop.run(_loop(group, COMMITTERS, round_s)))
+            figures["thread"].append(_threads(group, 1, round_s))
+            figures["threads"].append(_threads(group, COMMITTERS, round_s))
+        group.close()
+        store.close()
+    ratio = _median_ratio(figures["many"], figures["one"])
+    return [
+        Row("one committer, asyncio", statistics.median(figures["one"]), "commits/s"),
+        Row(f"{COMMITTERS} committers, asyncio", statistics.median(figures["many"]), "commits/s"),
+        Row("many to one, asyncio", ratio, "x", f">= {RATE_RATIO_MIN:.0f}", ratio >= RATE_RATIO_MIN),
+        Row("one committer, thread", statistics.median(figures["thread"]), "commits/s"),
+        Row(f"{COMMITTERS} committers, threads", statistics.median(figures["threads"]), "commits/s"),
+        Row("many to one, threads", _median_ratio(figures["threads"], figures["thread"]), "x"),
+    ]
+
+
+def _median_ratio(many: list[float], one: list[float]) -> float:
+    return statistics.median(left / right for left, right in zip(many, one, strict=True))
+
+
+def _batch() -> Batch:
+    batch = Batch()
+    batch.put(Family.MESSAGES, os.urandom(16), VALUE)
+    return batch
+
+
+async def _loop(group: GroupCommit, committers: int, round_s: float) -> float:
+    """Commits per second of that many coroutines."""
+    deadline = time.perf_counter() + round_s
+
+    async def commit() -> int:
+        done = 0
+        while time.perf_counter() < deadline:
+            await group.commit_async(_batch())
+            done += 1
+        return done
+
+    started = time.perf_counter()
+    counts = await asyncio.gather(*(commit() for _ in range(committers)))
+    return sum(counts) / (time.perf_counter() - started)
+
+
+def _threads(group: GroupCommit, committers: int, round_s: float) -> float:
+    """Commits per second of that many threads."""
+    counts = [0] * committers
+    deadline = time.perf_counter() + round_s
+
+    def commit(which: int) -> None:
+        while time.perf_counter() < deadline:
+            group.commit(_batch())
+            counts[which] += 1
+
+    threads = [threading.Thread(target=commit, args=(which,)) for which in range(committers)]
+    started = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(counts) / (time.perf_counter() - started)
