@@ -1,0 +1,69 @@
+"""The demo tells what it does, finds its data again, and ends cleanly when interrupted."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from basaltmq.demo import count_messages, main
+from basaltmq.store.open import open_store
+
+SOURCE = Path(__file__).parents[2] / "src"
+WAIT_S = 60
+
+
+def test_a_second_run_finds_what_the_first_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--data-dir", str(tmp_path / "data"), "--messages", "300"]
+    assert main(arguments) == 0
+    first = capsys.readouterr().out
+    assert "this is the first run" in first
+    assert "published  300 messages" in first
+    assert "consumed   150 of them" in first
+    assert "left       150 messages" in first
+    assert str(tmp_path / "data") in first
+    assert main(arguments) == 0
+    assert "found      150 messages of an earlier run" in capsys.readouterr().out
+
+
+def test_errors_are_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "letter.txt").write_text("not a store")
+    assert main(["--data-dir", str(tmp_path / "data")]) == 1
+    assert "is not a Basalt store" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "many", "100000000"])
+def test_a_senseless_count_is_refused(count: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--messages", count])
+    assert "is not" in capsys.readouterr().err
+
+
+@pytest.mark.promise("P1")
+def test_interrupted_it_says_so_and_leaves_a_store_that_opens(tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-m", "basaltmq.demo", "--data-dir", str(tmp_path / "data"), "--messages", "1000000"],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    while "confirmed so far" not in child.stdout.readline():
+        assert child.poll() is None
+    child.send_signal(signal.SIGINT)
+    said, errors = child.communicate(timeout=WAIT_S)
+    assert child.returncode == 130
+    assert errors == ""
+    stopped = re.search(r"Stopped after ([\d,]+) confirmed messages", said)
+    assert stopped is not None, said
+    confirmed = int(stopped.group(1).replace(",", ""))
+    store = open_store(tmp_path / "data")
+    assert 0 < confirmed <= count_messages(store)
+    store.close()
