@@ -1,0 +1,539 @@
+"""Token buckets by a clock that the test turns, and the gate that holds what waits for them."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from basaltmq.errors import InvalidConfigError, LimitExceededError
+from basaltmq.queues import throttle
+from basaltmq.queues.fairness import FairScheduler
+from basaltmq.queues.throttle import BURST_MAX, RATE_MAX, RATE_MIN, Blocked, Limit, TokenBuckets
+from basaltmq.queues.throttle_gate import ThrottleGate
+
+pytestmark = [pytest.mark.spec("C11"), pytest.mark.promise("P8")]
+
+S = 1_000_000_000
+T0 = 1_700_000_000 * S
+
+
+def buckets(**limits: tuple[float, int]) -> TokenBuckets:
+    made = TokenBuckets()
+    for key, (rate, burst) in limits.items():
+        made.set_limit(key, Limit(rate, burst), T0)
+    return made
+
+
+def taken(target: TokenBuckets, keys: tuple[str, ...], now_ns: int, most: int = 10_000) -> int:
+    """How many messages go at one moment."""
+    count = 0
+    while count < most and target.try_take(keys, now_ns) is None:
+        count += 1
+    return count
+
+
+def test_a_burst_goes_at_once_and_then_the_rate() -> None:
+    target = buckets(x=(10, 5))
+    assert taken(target, ("x",), T0) == 5
+    assert target.try_take(("x",), T0) == Blocked("x", T0 + S // 10)
+    assert target.try_take(("x",), T0 + S // 10 - 1) == Blocked("x", T0 + S // 10)
+    assert target.try_take(("x",), T0 + S // 10) is None
+    assert taken(target, ("x",), T0 + S) == 5
+    assert taken(target, ("x",), T0 + 100 * S) == 5
+
+
+def test_keys_without_a_limit_never_hold_a_message() -> None:
+    target = buckets(x=(1, 1))
+    assert taken(target, ("free",), T0, 1000) == 1000
+    assert taken(target, (), T0, 1000) == 1000
+    assert len(target) == 0
+    assert target.available("free", T0) == BURST_MAX
+    assert target.available_at("free", 5, T0) == T0
+
+
+def test_tokens_are_taken_from_all_keys_or_from_none() -> None:
+    target = buckets(x=(1, 3), y=(1, 1))
+    assert target.try_take(("x", "y"), T0) is None
+    assert target.try_take(("x", "y"), T0) == Blocked("y", T0 + S)
+    assert target.try_take(("y", "x"), T0) == Blocked("y", T0 + S)
+    assert target.available("x", T0) == 2, "the refused message took nothing"
+    assert taken(target, ("x",), T0) == 2
+
+
+def test_a_blocked_message_is_told_the_latest_of_its_keys() -> None:
+    target = buckets(fast=(10, 1), slow=(0.5, 1), paused=(0, 1))
+    assert target.try_take(("fast", "slow"), T0) is None
+    assert target.try_take(("fast", "slow"), T0) == Blocked("slow", T0 + 2 * S)
+    assert target.try_take(("fast", "slow"), T0 + 2 * S) is None
+    assert target.try_take(("slow", "paused", "fast"), T0) == Blocked("paused", None)
+
+
+def test_a_key_named_twice_takes_one_token() -> None:
+    target = buckets(x=(1, 2))
+    assert target.try_take(("x", "x", "x"), T0) is None
+    assert target.available("x", T0) == 1
+
+
+def test_a_rate_that_does_not_divide_the_second_does_not_drift() -> None:
+    target = buckets(x=(3, 1))
+    now, count = T0, 0
+    while now < T0 + 1000 * S:
+        blocked = target.try_take(("x",), now)
+        if blocked is None:
+            count += 1
+        else:
+            assert blocked.until_ns is not None
+            assert blocked.until_ns > now
+            now = blocked.until_ns
+    assert abs(count - 3000) <= 1
+
+
+@pytest.mark.parametrize("rate", [RATE_MIN, 0.001, 0.3, 1, 7, 1e5, 1e9])
+def test_at_the_told_moment_there_is_a_token_and_not_before(rate: float) -> None:
+    target = buckets(x=(rate, 1))
+    now = T0
+    for _ in range(50):
+        assert target.try_take(("x",), now) is None
+        blocked = target.try_take(("x",), now)
+        assert blocked is not None
+        assert blocked.until_ns is not None
+        assert target.try_take(("x",), blocked.until_ns - 1) is not None
+        assert abs(blocked.until_ns - now - S / rate) <= 1 + S / rate * 1e-9
+        now = blocked.until_ns
+
+
+def test_a_pause_stops_even_saved_tokens_and_gives_them_back_after() -> None:
+    target = buckets(x=(10, 4))
+    assert taken(target, ("x",), T0, 1) == 1
+    target.set_limit("x", Limit(0, 4), T0)
+    assert target.try_take(("x",), T0 + 1000 * S) == Blocked("x", None)
+    assert target.available("x", T0 + 1000 * S) == 0
+    assert target.available_at("x", 1, T0 + 1000 * S) is None
+    target.give_back(("x",), T0 + 1000 * S)
+    target.set_limit("x", Limit(0.001, 4), T0 + 1000 * S)
+    assert taken(target, ("x",), T0 + 1000 * S) == 4
+    target.set_limit("x", Limit(0, 4), T0 + 1000 * S)
+    target.set_limit("x", Limit(1, 4), T0 + 2000 * S)
+    assert taken(target, ("x",), T0 + 2000 * S) == 0
+
+
+def test_a_changed_limit_keeps_the_tokens_there_are() -> None:
+    target = buckets(x=(1, 10))
+    assert taken(target, ("x",), T0, 6) == 6
+    target.set_limit("x", Limit(100, 10), T0)
+    assert target.available("x", T0) == 4
+    assert target.available_at("x", 5, T0) == T0 + S // 100
+    target.set_limit("x", Limit(100, 2), T0)
+    assert target.available("x", T0) == 2
+    target.set_limit("x", Limit(1, 50), T0)
+    assert target.available("x", T0) in (2, 50), "a bucket that was full may stay full"
+    target.remove_limit("x")
+    assert taken(target, ("x",), T0, 1000) == 1000
+    assert target.limit("x") is None
+    assert len(target) == 0
+
+
+def test_a_faster_rate_shortens_a_wait_that_has_begun() -> None:
+    target = buckets(x=(0.001, 1))
+    assert target.try_take(("x",), T0) is None
+    target.set_limit("x", Limit(1, 1), T0 + 500 * S)
+    assert target.try_take(("x",), T0 + 500 * S) == Blocked("x", T0 + 500 * S + S // 2)
+
+
+def test_a_clock_set_back_neither_makes_tokens_nor_holds_them_up() -> None:
+    target = buckets(x=(1, 1))
+    assert target.try_take(("x",), T0) is None
+    back = T0 - 3600 * S
+    assert target.try_take(("x",), back) == Blocked("x", back + S)
+    assert target.try_take(("x",), back + S) is None
+    count, now = 0, back + S
+    for _ in range(1000):
+        now -= 10 * S
+        count += taken(target, ("x",), now)
+        now += S // 2
+        count += taken(target, ("x",), now)
+    assert 499 <= count <= 500, "half a second of time passed in each step"
+
+
+def test_a_clock_that_jumps_forward_fills_to_the_burst_at_most() -> None:
+    target = buckets(x=(1000, 7))
+    taken(target, ("x",), T0)
+    assert taken(target, ("x",), T0 + 10**9 * S) == 7
+
+
+def test_many_tokens_at_a_time() -> None:
+    target = buckets(x=(1, 10), y=(1, 4))
+    assert target.take_many(("x", "y", "free"), 3, T0) == 3
+    assert target.take_many(("x", "y"), 3, T0) == 1
+    assert target.take_many(("x", "y"), 3, T0) == 0
+    assert (target.available("x", T0), target.available("y", T0)) == (6, 0)
+    assert target.take_many(("free",), 500, T0) == 500
+    target.give_back(("x", "y"), T0, 2)
+    assert (target.available("x", T0), target.available("y", T0)) == (8, 2)
+    target.give_back(("x", "y", "free"), T0, 50)
+    assert (target.available("x", T0), target.available("y", T0)) == (10, 4)
+
+
+def test_full_buckets_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = TokenBuckets()
+    for number in range(20_000):
+        target.set_limit(f"k{number}", Limit(1, 1), T0)
+    assert len(target) == 0
+    for number in range(20_000):
+        assert target.try_take((f"k{number}",), T0 + number * S // 100) is None
+    assert len(target) <= 2048, "200 are not full at any moment"
+    monkeypatch.setattr(throttle, "LIMITS_MAX", 20_000)
+    target.set_limit("k0", Limit(2, 2), T0)
+    with pytest.raises(LimitExceededError, match="remove some"):
+        target.set_limit("one more", Limit(1, 1), T0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.floats(0.01, 1000),
+    st.integers(1, 20),
+    st.lists(st.tuples(st.integers(-2 * S, 3 * S), st.integers(0, 10)), max_size=40),
+)
+def test_never_more_than_burst_and_rate_allow(rate: float, burst: int, steps: list[tuple[int, int]]) -> None:
+    target = TokenBuckets()
+    target.set_limit("x", Limit(rate, burst), T0)
+    now, passed_ns, total = T0, 0, 0
+    for move, tries in steps:
+        now += move
+        passed_ns += max(move, 0)
+        total += taken(target, ("x",), now, tries)
+        assert total <= burst + rate * passed_ns / S + 1e-6
+        at = target.available_at("x", 1, now)
+        assert at is not None
+        assert (at == now) == (target.available("x", now) > 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("10,20", Limit(10, 20)),
+        (" 0.5 , 1 ", Limit(0.5, 1)),
+        ("0,5", Limit(0, 5)),
+        ("1e3,2e3", Limit(1000, 2000)),
+        ("2.5", Limit(2.5, 3)),
+        ("0", Limit(0, 1)),
+        (f"{RATE_MAX},{BURST_MAX}", Limit(RATE_MAX, BURST_MAX)),
+    ],
+)
+def test_limits_are_read_from_text(text: str, limit: Limit) -> None:
+    assert Limit.parse(text) == limit
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ",", "10,", "a,b", "-1,5", "10,0", "10,-1", "10,1.5", "1,2,3", "nan,1", "inf,1", "1e999,1", "1e999", "1e10,1",
+     "1e-9,1", "10 20", "10;20", "1_0,1", "٣,1", "1,1e20", "0x10,1", "9" * 400 + ",1"],
+)  # fmt: skip
+def test_unusable_limits_are_refused_with_the_remedy(text: str) -> None:
+    with pytest.raises(InvalidConfigError, match="throttle"):
+        Limit.parse(text)
+
+
+@pytest.mark.parametrize(("rate", "burst"), [("1", 1), (True, 1), (1, True), (1, 1.0), (float("nan"), 1), (1, 0)])
+def test_limits_of_the_wrong_type_are_refused(rate: object, burst: object) -> None:
+    with pytest.raises(InvalidConfigError, match="of a throttle is"):
+        Limit(rate, burst)  # type: ignore[arg-type]
+
+
+class Queue:
+    """A queue as the gate's docstring tells it, driven by events alone: the clock only moves to `next_wake_ns`."""
+
+    def __init__(self, target: TokenBuckets, skip_max: int = 128, parked_max: int = 100_000) -> None:
+        self.buckets = target
+        self.gate: ThrottleGate[str] = ThrottleGate(target, skip_max=skip_max, parked_max=parked_max)
+        self.scheduler = FairScheduler()
+        self.fresh: dict[str, deque[tuple[str, tuple[str, ...]]]] = {}
+        self.now = T0
+        self.out: list[tuple[int, str, str]] = []
+        self.fetches = 0
+
+    def put(self, fairness_key: str, message: str, *keys: str) -> None:
+        self.fresh.setdefault(fairness_key, deque()).append((message, keys))
+        self.scheduler.ready(fairness_key)
+
+    def fetch(self, fairness_key: str, most: int) -> tuple[int, bool]:
+        self.fetches += 1
+        got = 0
+        fresh = self.fresh[fairness_key]
+        while got < most:
+            popped = self.gate.pop(fairness_key, self.now)
+            if popped is not None:
+                message = popped[0]
+            elif fresh and self.gate.can_fetch(fairness_key):
+                message, keys = fresh.popleft()
+                if not self.gate.admit(fairness_key, message, keys, self.now):
+                    continue
+            else:
+                if fresh or self.gate.count(fairness_key):
+                    self.scheduler.block(fairness_key)
+                return got, False
+            self.out.append((self.now, fairness_key, message))
+            got += 1
+        return got, True
+
+    def run(self, until_ns: int, most: int = 10_000) -> None:
+        while True:
+            for fairness_key in self.gate.wake(self.now):
+                self.scheduler.ready(fairness_key)
+            if self.scheduler.deliver(most, self.fetch):
+                continue
+            wake_ns = self.gate.next_wake_ns()
+            if wake_ns is None or wake_ns > until_ns:
+                self.now = until_ns
+                return
+            self.now = max(self.now, wake_ns)
+
+    def messages(self) -> list[str]:
+        return [message for _, _, message in self.out]
+
+
+def test_messages_behind_a_throttled_one_go_at_once_and_it_goes_on_time() -> None:
+    queue = Queue(buckets(x=(1, 1)))
+    queue.put("a", "x1", "x")
+    queue.put("a", "x2", "x")
+    queue.put("a", "free")
+    queue.put("a", "y1", "y")
+    queue.put("a", "x3", "x")
+    queue.run(T0 + 10 * S)
+    assert queue.out == [
+        (T0, "a", "x1"), (T0, "a", "free"), (T0, "a", "y1"), (T0 + S, "a", "x2"), (T0 + 2 * S, "a", "x3")
+    ]  # fmt: skip
+    assert len(queue.gate) == 0
+    assert queue.gate.next_wake_ns() is None
+
+
+def test_messages_of_one_throttle_key_keep_their_order_even_when_a_token_is_there() -> None:
+    target = buckets(x=(1, 1))
+    gate: ThrottleGate[str] = ThrottleGate(target)
+    assert target.try_take(("x",), T0) is None
+    assert not gate.admit("a", "first", ("x",), T0)
+    assert not gate.admit("a", "second", ("x",), T0 + S), "the token that is there belongs to the first"
+    assert gate.wake(T0 + S) == ["a"]
+    assert gate.has_woken("a")
+    assert gate.pop("a", T0 + S) == ("first", ("x",))
+    assert gate.pop("a", T0 + S) is None
+    assert gate.next_wake_ns() == T0 + 2 * S
+    assert gate.parked("a") == ["second"]
+
+
+def test_a_message_with_two_keys_waits_for_both_and_does_not_hold_up_either() -> None:
+    queue = Queue(buckets(x=(1, 1), y=(0.1, 1)))
+    queue.put("a", "xy1", "x", "y")
+    queue.put("a", "xy2", "x", "y")
+    for number in range(5):
+        queue.put("a", f"x{number}", "x")
+    queue.run(T0 + 30 * S)
+    assert queue.out[0] == (T0, "a", "xy1")
+    assert [message for _, _, message in queue.out if message != "xy2"] == ["xy1", "x0", "x1", "x2", "x3", "x4"]
+    assert (T0 + 10 * S, "a", "xy2") in queue.out
+
+
+def test_a_pause_holds_its_messages_until_the_limit_changes() -> None:
+    target = buckets(x=(0, 1))
+    queue = Queue(target)
+    queue.put("a", "paused", "x")
+    queue.put("a", "free")
+    queue.run(T0 + 3600 * S)
+    assert queue.messages() == ["free"]
+    assert queue.gate.next_wake_ns() is None, "nothing to wait for"
+    target.set_limit("x", Limit(5, 1), queue.now)
+    queue.gate.limit_changed("x", queue.now)
+    queue.gate.limit_changed("unheard of", queue.now)
+    queue.run(queue.now + S)
+    assert queue.messages() == ["free", "paused"]
+
+
+def test_a_limit_taken_away_lets_everything_go() -> None:
+    target = buckets(x=(0.001, 1))
+    queue = Queue(target)
+    for number in range(50):
+        queue.put("ab"[number % 2], str(number), "x")
+    queue.run(T0)
+    assert len(queue.out) == 1
+    target.remove_limit("x")
+    queue.gate.limit_changed("x", queue.now)
+    queue.run(queue.now)
+    assert sorted(queue.messages(), key=int) == [str(number) for number in range(50)]
+    for key in "ab":
+        mine = [int(message) for _, fairness_key, message in queue.out if fairness_key == key]
+        assert mine == sorted(mine)
+
+
+def test_a_limit_raised_while_waiting_brings_the_wake_up_forward() -> None:
+    target = buckets(x=(0.001, 1))
+    gate: ThrottleGate[str] = ThrottleGate(target)
+    assert target.try_take(("x",), T0) is None
+    gate.admit("a", "m", ("x",), T0)
+    assert gate.next_wake_ns() == T0 + 1000 * S
+    target.set_limit("x", Limit(1, 1), T0)
+    gate.limit_changed("x", T0)
+    assert gate.next_wake_ns() == T0 + S
+    target.set_limit("x", Limit(0.01, 1), T0)
+    gate.limit_changed("x", T0)
+    assert gate.next_wake_ns() == T0 + 100 * S
+
+
+def test_tokens_go_round_robin_over_the_fairness_keys_that_wait() -> None:
+    queue = Queue(buckets(x=(10, 1)))
+    for number in range(200):
+        queue.put("greedy", f"g{number}", "x")
+    queue.run(T0)
+    for key in ("b", "c", "d"):
+        for number in range(20):
+            queue.put(key, f"{key}{number}", "x")
+    queue.run(T0 + 8 * S)
+    counts = Counter(fairness_key for _, fairness_key, _ in queue.out)
+    assert max(counts.values()) - min(counts.values()) <= 2, counts
+    assert queue.out[-1][0] <= T0 + 8 * S
+    assert 80 <= len(queue.out) <= 82
+
+
+def test_only_as_many_are_woken_as_there_are_tokens() -> None:
+    target = buckets(x=(10, 3))
+    gate: ThrottleGate[str] = ThrottleGate(target)
+    target.take_many(("x",), 3, T0)
+    for number in range(1000):
+        assert not gate.admit(f"k{number}", f"m{number}", ("x",), T0)
+    assert gate.wake(T0 + S // 10 - 1) == []
+    assert gate.wake(T0 + S // 10) == ["k0"]
+    assert gate.wake(T0 + S // 10) == []
+    assert gate.wake(T0 + 100 * S) == ["k1", "k2"], "no more than tokens, as long as none tried"
+    assert gate.next_wake_ns() is None, "the bucket is full: the next token comes after one was taken"
+    assert gate.pop("k0", T0 + 100 * S) == ("m0", ("x",))
+    assert gate.next_wake_ns() == T0 + 100 * S + S // 10
+    assert gate.pop("k500", T0 + 100 * S) is None
+
+
+def test_work_follows_tokens_not_what_waits() -> None:
+    queue = Queue(buckets(x=(10, 1)))
+    for number in range(5000):
+        queue.put(f"k{number}", f"m{number}", "x")
+    queue.run(T0)
+    queue.fetches = 0
+    queue.run(T0 + 10 * S)
+    assert len(queue.out) == 101
+    assert queue.fetches <= 250
+
+
+def test_a_token_lost_to_another_queue_is_waited_for_again() -> None:
+    target = buckets(x=(1, 1))
+    gate: ThrottleGate[str] = ThrottleGate(target)
+    target.try_take(("x",), T0)
+    gate.admit("a", "a1", ("x",), T0)
+    gate.admit("b", "b1", ("x",), T0)
+    assert gate.wake(T0 + S) == ["a"]
+    assert target.try_take(("x",), T0 + S) is None, "somebody else was faster"
+    assert gate.pop("a", T0 + S) is None
+    assert gate.next_wake_ns() == T0 + 2 * S
+    assert gate.wake(T0 + 2 * S) == ["a"], "still the first in line"
+    assert gate.pop("a", T0 + 2 * S) == ("a1", ("x",))
+    assert gate.wake(T0 + 3 * S) == ["b"]
+
+
+def test_a_fairness_key_steps_over_a_bounded_number_of_messages() -> None:
+    queue = Queue(buckets(x=(1, 1)), skip_max=10)
+    for number in range(30):
+        queue.put("a", f"x{number}", "x")
+    queue.put("a", "free")
+    queue.put("b", "other")
+    queue.run(T0)
+    assert queue.messages() == ["x0", "other"] or queue.messages() == ["other", "x0"]
+    assert queue.gate.count("a") == 10
+    queue.run(T0 + 100 * S)
+    assert Counter(queue.messages()).most_common(1)[0][1] == 1
+    assert len(queue.out) == 32
+    when = {message: (at - T0) // S for at, _, message in queue.out}
+    assert when["x29"] == 29
+    assert when["free"] == 20, "as soon as it is within reach"
+
+
+def test_beyond_the_total_each_fairness_key_holds_one() -> None:
+    queue = Queue(buckets(x=(0, 1)), parked_max=20)
+    for number in range(100):
+        queue.put(f"k{number % 10}", f"m{number}", "x")
+    for number in range(50):
+        queue.put(f"late{number}", f"l{number}", "x")
+        queue.put(f"late{number}", f"m{number}", "x")
+    queue.run(T0)
+    assert len(queue.gate) <= 20 + 60
+    assert all(queue.gate.count(f"late{number}") >= 1 for number in range(50))
+
+
+def test_messages_that_went_another_way_are_forgotten() -> None:
+    target = buckets(x=(1, 1), y=(1, 1))
+    gate: ThrottleGate[str] = ThrottleGate(target)
+    target.try_take(("x", "y"), T0)
+    for name, key in (("m1", "x"), ("m2", "y"), ("m3", "x")):
+        gate.admit("a", name, (key,), T0)
+    gate.admit("b", "m4", ("x",), T0)
+    assert gate.wake(T0 + S) == ["a"]
+    assert gate.discard("a", lambda name: name == "m1", T0 + S) == ["m1"]
+    assert gate.discard("a", lambda name: name == "m1", T0 + S) == []
+    assert gate.pop("a", T0 + S) == ("m3", ("x",)), "the token is the key's, for what is its next message"
+    assert gate.drop("a", T0 + S) == ["m2"]
+    assert (gate.drop("a", T0 + S), gate.count("a"), gate.count("b"), len(gate)) == ([], 0, 1, 1)
+    assert gate.wake(T0 + 2 * S) == ["b"]
+    assert gate.drop("b", T0 + 2 * S) == ["m4"]
+    assert gate.next_wake_ns() is None
+    assert not gate._lines
+    assert not gate._heap
+
+
+def test_a_woken_key_that_is_dropped_passes_its_token_on() -> None:
+    target = buckets(x=(1, 1))
+    gate: ThrottleGate[str] = ThrottleGate(target)
+    target.try_take(("x",), T0)
+    gate.admit("a", "a1", ("x",), T0)
+    gate.admit("b", "b1", ("x",), T0)
+    assert gate.wake(T0 + S) == ["a"]
+    gate.drop("a", T0 + S)
+    assert gate.next_wake_ns() == 0
+    assert gate.wake(T0 + S) == ["b"]
+
+
+def test_a_clock_set_back_while_messages_wait_delays_them_by_one_interval_at_most() -> None:
+    queue = Queue(buckets(x=(1, 1)))
+    for number in range(5):
+        queue.put("a", f"m{number}", "x")
+    queue.run(T0 + S)
+    assert len(queue.out) == 2
+    queue.now = T0 - 3600 * S
+    queue.run(queue.now + 4 * S)
+    assert queue.messages() == [f"m{number}" for number in range(5)]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.sets(st.sampled_from(["x", "y", "z", "free"]), max_size=3)), max_size=60
+    ),
+    st.tuples(st.integers(1, 5), st.integers(1, 3)),
+    st.integers(1, 12),
+    st.integers(1, 20),
+)
+def test_everything_goes_exactly_once_within_the_limits(
+    sent: list[tuple[str, set[str]]], rates: tuple[int, int], skip_max: int, most: int
+) -> None:
+    limits = {"x": (rates[0], 1), "y": (rates[1], 3), "z": (2, 2)}
+    queue = Queue(buckets(**limits), skip_max=skip_max)
+    for number, (fairness_key, keys) in enumerate(sent):
+        queue.put(fairness_key, str(number), *sorted(keys))
+    queue.run(T0 + 1000 * S, most)
+    assert sorted(map(int, queue.messages())) == list(range(len(sent)))
+    assert (len(queue.gate), queue.gate._lines, queue.gate._counts) == (0, {}, {})
+    for key, (rate, burst) in limits.items():
+        times = [at for at, _, message in queue.out if key in sent[int(message)][1]]
+        for number, at in enumerate(times):
+            assert number + 1 <= burst + rate * (at - T0) / S + 1e-6
+    for fairness_key in "abc":
+        for wanted in ({"x"}, {"y"}, {"x", "y"}, {"free"}, set()):
+            mine = [int(m) for _, key, m in queue.out if key == fairness_key and sent[int(m)][1] == wanted]
+            assert mine == sorted(mine), "messages with the same keys keep their order"
