@@ -35,7 +35,7 @@ class EngineBase:
         if spec.engine is not self.engine:
             raise InvalidArgumentError(f"a shard of engine {spec.engine} cannot be made by engine {self.engine}")
         meta = self._shards.create([self.place(spec)])[0]
-        self.sync()
+        self._sync_rows()
         return meta
 
     def place(self, spec: ShardSpec) -> ShardSpec:
@@ -50,7 +50,7 @@ class EngineBase:
             self.revive(shard)
             raise
         self.forget(shard)
-        self.sync()
+        self._sync_rows()
 
     def list_shard(self, after: int = 0, limit: int = SHARDS_LISTED_MAX) -> list[ShardInfo]:
         limit = min(limit, SHARDS_LISTED_MAX)
@@ -78,6 +78,10 @@ class EngineBase:
         raise NotImplementedError
 
     def sync(self) -> None:
+        self._sync_rows()
+
+    def _sync_rows(self) -> None:
+        """Make what was written to the store durable."""
         self._store.sync()
 
     def _name_of(self, shard: int) -> TopicPartition:

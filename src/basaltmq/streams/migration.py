@@ -68,7 +68,10 @@ class Migration:
     ) -> Topic:
         """Move a topic, or go on moving it, to the end."""
         self.begin(name, engine, durability)
+        source = self._engines.get(self._topics.get(name).config.engine)
         while True:
+            # What nobody waited for is not visible, and would be left behind for ever.
+            source.sync()
             at = self.step(name)
             if progress is not None:
                 progress(at)

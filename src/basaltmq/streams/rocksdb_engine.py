@@ -454,7 +454,7 @@ class RocksdbEngine(EngineBase):
             if self._owns_watermarks:
                 self._watermarks.close()
 
-    def sync(self) -> None:
+    def _sync_rows(self) -> None:
         self._watermarks.wait_all()
 
     def _load(self, shard: int) -> Tail:

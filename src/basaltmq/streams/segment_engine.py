@@ -401,6 +401,10 @@ class SegmentEngine(EngineBase):
         raw = log.read(first, size)
         for entry in run:
             at = entry.position - first
+            if at >= len(raw):
+                # Neighbours, but in the next segment.
+                first, at = entry.position, 0
+                raw = log.read(first, size)
             try:
                 header = decode_header(log.seed, raw, at)
                 body = raw[at + HEADER_BYTES : at + HEADER_BYTES + header.body_bytes]
@@ -479,16 +483,22 @@ class SegmentEngine(EngineBase):
 
     def delete_offsets(self, state: SegmentShard, offsets: list[int]) -> int:
         """Delete records that are there, as DELETES frames. Under the shard's lock; written, not synced."""
-        lane = self.lanes[state.lane]
         gone = 0
         while offsets:
             some = [each for each in offsets[:OFFSETS_PER_DELETE] if each - offsets[0] <= DELTA_MAX]
             offsets = offsets[len(some) :]
-            now_ms = self._clock_ms()
-            parts = encode_deletes(lane.log.seed, state.number, some, now_ms)
-            with self.special(lane, parts, decode_header(lane.log.seed, parts[0])):
-                gone += self.index.delete(state, some, lambda entry: self.load(state, entry))
+            gone += self.append_deletes(state, some, self._clock_ms())
         return gone
+
+    def append_deletes(self, state: SegmentShard, offsets: list[int], stored_ms: int) -> int:
+        """One DELETES frame; how many records were not deleted before. Under the shard's lock."""
+        lane = self.lanes[state.lane]
+        parts = encode_deletes(lane.log.seed, state.number, offsets, stored_ms)
+        header = decode_header(lane.log.seed, parts[0])
+        with self.special(lane, parts, header, garbage=0) as position:
+            return self.index.delete(
+                state, offsets, position, header.size_bytes, lambda entry: self.load(state, entry), lane.segment_of
+            )
 
     def delete_records_before(self, shard: int, offset: int) -> int:
         self._require_leader(shard)
@@ -660,6 +670,11 @@ class SegmentEngine(EngineBase):
     def _lane_of(self, shard: int) -> LogLane:
         return self.lanes[self._states.get(shard).lane]
 
+    def sync(self) -> None:
+        for lane in self.lanes:
+            lane.watermarks.wait_all()
+        self._sync_rows()
+
     def _sync_rows(self) -> None:
         self._store.sync()
 
@@ -682,6 +697,8 @@ def _as_columns(records: Records, now_ms: int, record_bytes_max: int) -> ColumnB
                 f"a batch of {len(records.body)} bytes is over the limit of {BATCH_BYTES_MAX}; write it in parts"
             )
         records.check_sizes(record_bytes_max)
+    if records.timestamp_min_ms < 0:
+        records = records.stamped(now_ms)
     if records.deltas() is not None:
         # Offsets are the shard's to give; the holes of a batch that was read stay behind.
         return ColumnBatch.from_records(records.records(0), now_ms)
