@@ -71,6 +71,8 @@ class MessageStore:
         self.content_bytes_max = content_bytes_max
         self.locks = EntryLocks()
         self.sequence = IdSequence(store, id_block)
+        self.owners: dict[int, object] = {}
+        """Stored messages that a prepared branch brought, and the branch."""
         self._group = group
         self._guard = guard
         self._chunk_shift = chunk_shift
@@ -136,6 +138,9 @@ class MessageStore:
         for key, raw in self.store.scan(Family.XIDS):
             if handler(decode_branch(key, raw)) is False:
                 return
+
+    def owner_of(self, message_id: int) -> object | None:
+        return self.owners.get(message_id)
 
     def read_chunk(self, message_id: int, chunk: int) -> bytes | None:
         return self.store.get(Family.MESSAGE_CONTENT, keys.content_key(message_id, chunk))

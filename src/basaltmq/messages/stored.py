@@ -5,7 +5,8 @@
           └──discard
 
 A pending message belongs to the first transaction that enqueues it: that one stores it or discards it, and no other
-may enqueue it meanwhile. Once stored, any transaction may enqueue it in further queues.
+may enqueue it meanwhile. Once stored, any transaction may enqueue it in further queues; but one that a prepared branch
+brought belongs to the branch until that is decided, since a rollback removes it.
 
 Content is streamed both ways. A writer keeps at most `SPILL_BYTES` and the piece it is given; what is more goes to
 disk ahead of the transaction, under an `UNFINISHED` row that a crash turns into garbage for recovery. A reader holds
@@ -42,6 +43,10 @@ class Rows(Protocol):
     """What a message needs of its store."""
 
     content_bytes_max: int
+
+    def owner_of(self, message_id: int) -> object | None:
+        """The prepared branch a stored message belongs to."""
+        ...
 
     def read_chunk(self, message_id: int, chunk: int) -> bytes | None: ...
 
@@ -128,7 +133,8 @@ class StoredMessage:
         """Take a message that is not stored for a transaction; a stored one may be enqueued by any."""
         if self._removed:
             raise MessageNotFoundError(f"message {self.id} was removed or its transaction aborted; add it again")
-        if self.owner is not None and self.owner is not owner:
+        holder = self._rows.owner_of(self.id) if self._pending is None else self.owner
+        if holder is not None and holder is not owner:
             raise TransactionError(
                 f"message {self.id} belongs to another transaction until that is finished; enqueue it then"
             )
@@ -144,10 +150,10 @@ class StoredMessage:
         for chunk, content in enumerate(pending.chunks, pending.spilled):
             batch.put(Family.MESSAGE_CONTENT, keys.content_key(self.id, chunk), content)
 
-    def set_stored(self, owner: object | None = None) -> None:
-        """The rows are written; `owner` keeps the message to itself, as a prepared branch does."""
+    def set_stored(self) -> None:
+        """The rows are written."""
         self._pending = None
-        self.owner = owner
+        self.owner = None
 
     def set_removed(self) -> None:
         self._pending = None

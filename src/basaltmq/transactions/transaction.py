@@ -99,9 +99,9 @@ class Changes:
     def top_id(self) -> int:
         return max(self.pending, default=0)
 
-    def set_stored(self, owner: object | None = None) -> None:
+    def set_stored(self) -> None:
         for message in self.pending.values():
-            message.set_stored(owner)
+            message.set_stored()
         for message in self.removed:
             message.set_removed()
 

@@ -103,6 +103,10 @@ class Branch:
         self.changes.dequeue(queue_id, message_id)
         self.actions.append(Action(DEQUEUE, queue_id, message_id))
 
+    def brought(self) -> set[int]:
+        """Messages that are stored by this branch, and removed with it."""
+        return {action.message_id for action in self.actions if action.kind == ENQUEUE}
+
     def _require_work(self, session: Hashable) -> None:
         next_session_state(self.xid, self.sessions.get(session, SessionState.OUTSIDE), Verb.WORK)
         next_branch_state(self.xid, self.state, Verb.WORK)
@@ -299,7 +303,8 @@ class XaBranches:
             self._drop(branch)
         else:
             branch.state = BranchState.PREPARED
-            branch.changes.set_stored(branch)
+            branch.changes.set_stored()
+            self._own(branch)
         return Vote(read_only)
 
     def _finished(self, branch: Branch, *, committed: bool) -> Outcome:
@@ -308,6 +313,8 @@ class XaBranches:
         elif branch.state is BranchState.PREPARED:
             for message in branch.changes.pending.values():
                 message.set_removed()
+        for message_id in branch.brought():
+            self._messages.owners.pop(message_id, None)
         branch.changes.discard()
         self._drop(branch)
         return Outcome(branch.xid, committed, branch.actions)
@@ -319,7 +326,7 @@ class XaBranches:
     def _rollback_rows(self, branch: Branch) -> Batch:
         """Delete the messages the branch brought."""
         batch = Batch()
-        for message_id in sorted({action.message_id for action in branch.actions if action.kind == ENQUEUE}):
+        for message_id in sorted(branch.brought()):
             raw = self._messages.store.get(Family.MESSAGE_METADATA, keys.metadata_key(message_id))
             if raw is not None:
                 delete_rows(batch, message_id, decode_metadata(message_id, raw))
@@ -380,7 +387,12 @@ class XaBranches:
         branch.state = BranchState.PREPARED if found.state == PREPARED else BranchState.HEURISTIC
         branch.changes.locked = {action.entry for action in found.actions if action.kind == DEQUEUE}
         self._messages.locks.take_recovered(branch.changes.locked)
+        self._own(branch)
         self._branches[found.xid] = branch
+
+    def _own(self, branch: Branch) -> None:
+        """What a prepared branch brought goes nowhere else until the branch is decided."""
+        self._messages.owners.update(dict.fromkeys(branch.brought(), branch))
 
     def _known(self, xid: Xid) -> Branch:
         check_xid(xid)

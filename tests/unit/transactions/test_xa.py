@@ -303,9 +303,17 @@ def test_a_message_stored_before_outlives_the_rollback(world: World) -> None:
 def test_a_message_of_a_prepared_branch_can_go_nowhere_else(world: World) -> None:
     _, fresh = ended(world)
     world.xa.prepare(XID)
-    with pytest.raises(TransactionError, match="belongs to another"):
-        Transaction(world.messages).enqueue(QUEUE_C, fresh)
+    for reopen in (False, True):
+        if reopen:
+            world.reopen()
+        for handle in (fresh, world.messages.get_message(fresh.id)):
+            with pytest.raises(TransactionError, match="belongs to another"):
+                Transaction(world.messages).enqueue(QUEUE_C, handle)
+            with pytest.raises(TransactionError, match="belongs to another"):
+                Transaction(world.messages).remove(handle)
+        fresh = world.messages.get_message(fresh.id)
     world.xa.commit(XID)
+    assert world.messages.owners == {}
     with Transaction(world.messages) as transaction:
         transaction.enqueue(QUEUE_C, fresh)
         transaction.commit()
