@@ -33,10 +33,13 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate, compress, pairwise
 from struct import Struct
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError
 from basaltmq.log.record import RECORD_BYTES_MAX, UNSTAMPED, Headers, Record, StoredRecord
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 BODY_BYTES_MAX: Final = 512 << 20
 """Of one frame's body: the largest record allowed fits with its columns; far below what int32 offsets can reach."""
@@ -161,6 +164,26 @@ class ColumnBatch:
         if deltas is not None:
             buffers[OFFSET_DELTAS] = _pack("i", deltas)
         return assemble(count, buffers, min(times), max(times))
+
+    @classmethod
+    def from_arrow(cls, batch: pa.RecordBatch, stamp_ms: int = UNSTAMPED) -> ColumnBatch:
+        """From Arrow, without a look at records (see `arrow`). Unless stamped here, the engine stamps."""
+        from basaltmq.log.arrow import from_arrow
+
+        return from_arrow(batch, stamp_ms)
+
+    def to_arrow(self, base_offset: int) -> pa.RecordBatch:
+        """As Arrow (see `arrow`)."""
+        from basaltmq.log.arrow import to_arrow
+
+        return to_arrow(self, base_offset)
+
+    def stamped(self, stamp_ms: int) -> ColumnBatch:
+        """The same with a time for the records that have none."""
+        begin, length = self.extents[TIMESTAMPS]
+        times = [stamp_ms if time_ms == UNSTAMPED else time_ms for time_ms in self.timestamps()]
+        body = b"".join((self.body[:begin], _pack("q", times), self.body[begin + length :]))
+        return ColumnBatch(body, self.count, self.extents, min(times), max(times))
 
     @classmethod
     def decode(

@@ -9,7 +9,7 @@ One family, `stream_index`, written without the WAL. A kind byte comes first:
                                        first expiry, flags
     'T' shard | time | last offset  -> empty; only where the largest time so far grows: frames before it are older
     'K' shard | hash64(key) | last offset, 'G' shard | hash64(tag) | last offset -> empty: frames to look into
-    'D' shard | offset              -> empty: deleted one by one
+    'D' shard | offset              -> position of the DELETES frame that says so, its share of that frame's bytes
     'E' expire at | shard | last offset -> empty: the first live record of the frame that expires, does so then
 
 Because all rows are in one family, what RocksDB has on disk after a crash is a prefix of what was written, and 'C' in
@@ -21,8 +21,9 @@ Appends are gathered: entries of many frames become one batch, and readers look 
 Everything else (deletes, trims, copies made by cleaning) is rare: the caller writes the gathered ones (`flush`), then
 notes the frame, then the change writes itself, so that the checkpoint never stands for a change that is not there.
 
-A frame that is no live copy of records is garbage from the moment it is superseded; frames that only say what happened
-(DELETES, TRIM, DROP) count as garbage at once, and cleaning keeps of them what still matters.
+A frame that is no live copy of records is garbage from the moment it is superseded. A DELETES frame is garbage to the
+extent that its offsets have no row any more, or one that points to a later frame; TRIM and DROP are garbage at once:
+they only matter to an index that lags behind, and cleaning brings the index to disk before it deletes anything.
 
 Budget per frame without keys and tags: 2 us to gather, 4 us to write; each key or tag adds 4 us.
 """
@@ -31,7 +32,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from struct import Struct as Layout
 from typing import Final
 
@@ -52,6 +53,10 @@ GATHERED_ROWS_MAX: Final = 4096
 """Rows gathered before they are written: enough to make a batch cheap, a few hundred KB, some 10 ms of work."""
 
 _POSITION: Final = Layout(">Q")
+_DELETED: Final = Layout(">QI")
+
+SegmentOf = Callable[[int], int]
+"""Where the segment that holds a position begins; -1 if it is gone."""
 
 Load = Callable[[Entry], ColumnBatch | None]
 """Reads the records of an indexed frame; None for one that holds none."""
@@ -232,21 +237,64 @@ class StreamIndex:
         row = next(self._store.scan(FAMILY, start, keys.frame_key(shard, base_offset), reverse=True), None)
         return None if row is None else Entry.decode(keys.decode_frame_key(row[0])[1], row[1])
 
-    def delete(self, shard: SegmentShard, offsets: Iterable[int], load: Load) -> int:
-        """Records are deleted one by one; how many were not before. Under `lock`."""
+    def delete(
+        self,
+        shard: SegmentShard,
+        offsets: Sequence[int],
+        position: int,
+        size_bytes: int,
+        load: Load,
+        segment_of: SegmentOf,
+    ) -> int:
+        """A DELETES frame says that records are gone; how many were not before. Under `lock`."""
         assert not self._entries, "flush before the change is noted"
         batch = Batch()
         fresh: list[int] = []
+        share = size_bytes // len(offsets)
+        row = _DELETED.pack(position, share)
+        self._garbage(shard.lane, segment_of(position), size_bytes - share * len(offsets))
         for offset in offsets:
+            if offset < shard.start_offset:
+                self._garbage(shard.lane, segment_of(position), share)
+                continue
             key = keys.deleted_record_key(shard.number, offset)
-            if offset >= shard.start_offset and self._store.get(FAMILY, key) is None:
-                batch.put(FAMILY, key, b"")
+            old = self._store.get(FAMILY, key)
+            if old is None:
                 fresh.append(offset)
+            else:
+                self._garbage_of(shard.lane, old, segment_of)
+            batch.put(FAMILY, key, row)
         shard.deleted += len(fresh)
         self._set_expiries(batch, shard, fresh, load)
         self._put_tail(batch, shard)
         self._write(batch)
         return len(fresh)
+
+    def _undelete(
+        self, batch: Batch, shard: SegmentShard, first: int, last: int, held: Collection[int], segment_of: SegmentOf
+    ) -> None:
+        """Rows of deleted records in [first, last] go, but for those of records a frame still holds."""
+        if not shard.deleted or last < first:
+            return
+        start, end = keys.deleted_record_key(shard.number, first), keys.deleted_record_key(shard.number, last + 1)
+        for key, row in self._store.scan(FAMILY, start, end):
+            if keys.decode_deleted_record_key(key)[1] not in held:
+                batch.delete(FAMILY, key)
+                shard.deleted -= 1
+                self._garbage_of(shard.lane, row, segment_of)
+
+    def _garbage_of(self, lane: int, deleted_row: bytes, segment_of: SegmentOf) -> None:
+        position, share = _DELETED.unpack(deleted_row)
+        self._garbage(lane, segment_of(position), share)
+
+    def deletes_of(self, shard: int, offsets: Sequence[int], position: int) -> list[int]:
+        """Those of a DELETES frame's offsets whose rows point to it."""
+        found = []
+        for offset in offsets:
+            row = self._store.get(FAMILY, keys.deleted_record_key(shard, offset))
+            if row is not None and _DELETED.unpack(row)[0] == position:
+                found.append(offset)
+        return found
 
     def _set_expiries(self, batch: Batch, shard: SegmentShard, fresh: list[int], load: Load) -> None:
         """The frames that lose a record may have another first to expire."""
@@ -279,7 +327,7 @@ class StreamIndex:
         start: int,
         config: ShardConfig,
         load: Load,
-        segment_of: Callable[[int], int],
+        segment_of: SegmentOf,
         below: Callable[[Entry, int], int],
     ) -> int:
         """Frames wholly below `start` leave the index; how many records went. Under `lock`.
@@ -298,9 +346,7 @@ class StreamIndex:
                 break
             self._remove(batch, shard, entry, config, load, segment_of, unreadable)
         self._remove_words_of(batch, number, unreadable)
-        for offset in self.deleted(number, 0, start - 1) if shard.deleted and start else ():
-            batch.delete(FAMILY, keys.deleted_record_key(number, offset))
-            shard.deleted -= 1
+        self._undelete(batch, shard, 0, start - 1, (), segment_of)
         shard.start_offset = max(shard.start_offset, start)
         shard.skipped = 0 if first_kept is None else below(first_kept, start)
         if first_kept is not None and first_kept.expire_min_ms and first_kept.base_offset < start:
@@ -312,7 +358,7 @@ class StreamIndex:
         self._write(batch)
         return before - shard.kept
 
-    def drop(self, number: int, lane: int, segment_of: Callable[[int], int]) -> None:
+    def drop(self, number: int, lane: int, segment_of: SegmentOf) -> None:
         """Nothing of a shard stays. Under `lock`."""
         assert not self._entries, "flush before the change is noted"
         batch = Batch()
@@ -320,6 +366,8 @@ class StreamIndex:
             self._garbage(lane, segment_of(entry.position), entry.size_bytes)
             if entry.expire_min_ms:
                 batch.delete(FAMILY, keys.stream_expiry_key(entry.expire_min_ms, number, entry.last_offset))
+        for _, row in self._store.scan(FAMILY, *keys.prefix_range(keys.deleted_record_key(number, 0)[:9])):
+            self._garbage_of(lane, row, segment_of)
         for kind in (b"O", b"T", b"K", b"G", b"D"):
             clear(self._store, batch, FAMILY, kind + _POSITION.pack(number))
         batch.delete(FAMILY, keys.stream_tail_key(number))
@@ -331,7 +379,7 @@ class StreamIndex:
         entry: Entry,
         batch_of_records: ColumnBatch | None,
         config: ShardConfig,
-        segment_of: Callable[[int], int],
+        segment_of: SegmentOf,
     ) -> None:
         """A copy of a frame was appended; it counts from here on. Under `lock`."""
         assert not self._entries, "flush before the change is noted"
@@ -353,7 +401,7 @@ class StreamIndex:
         batch_of_records: ColumnBatch | None,
         config: ShardConfig,
         load: Load,
-        segment_of: Callable[[int], int],
+        segment_of: SegmentOf,
     ) -> None:
         """A frame was appended that holds what is left of those it covers, which go. Under `lock`."""
         assert not self._entries, "flush before the change is noted"
@@ -368,10 +416,7 @@ class StreamIndex:
         deltas = None if batch_of_records is None else batch_of_records.deltas()
         count = 0 if batch_of_records is None else batch_of_records.count
         held = {entry.base_offset + delta for delta in (deltas if deltas is not None else range(count))}
-        for offset in self.deleted(number, entry.base_offset, entry.last_offset) if shard.deleted else ():
-            if offset not in held:
-                batch.delete(FAMILY, keys.deleted_record_key(number, offset))
-                shard.deleted -= 1
+        self._undelete(batch, shard, entry.base_offset, entry.last_offset, held, segment_of)
         for key in gone_times:
             batch.delete(FAMILY, key)
         self._insert(batch, shard, entry, batch_of_records, config, gone_times)
@@ -417,7 +462,7 @@ class StreamIndex:
         entry: Entry,
         config: ShardConfig,
         load: Load,
-        segment_of: Callable[[int], int],
+        segment_of: SegmentOf,
         unreadable: set[int],
     ) -> None:
         """A frame's own row and those by its keys and tags; rows by time are the caller's."""

@@ -32,8 +32,6 @@ from basaltmq.log.frame import (
     REWRITTEN,
     Header,
     decode_deletes,
-    decode_header,
-    encode_deletes,
     encode_frame,
 )
 from basaltmq.log.record import NEVER, StoredRecord
@@ -355,12 +353,9 @@ class SegmentCleaner:
             if state.is_deleted:
                 return
             if header.kind == DELETES:
-                offsets = set(engine.index.deleted(header.shard, header.base_offset, header.last_offset))
-                needed = [offset for offset in decode_deletes(found.body) if offset in offsets]
+                needed = engine.index.deletes_of(header.shard, decode_deletes(found.body), found.position)
                 if needed:
-                    parts = encode_deletes(lane.log.seed, header.shard, needed, header.store_time_ms)
-                    with engine.special(lane, parts, decode_header(lane.log.seed, parts[0])):
-                        engine.index.delete(state, needed, lambda entry: engine.load(state, entry))
+                    engine.append_deletes(state, needed, header.store_time_ms)
                 return
             entry = engine.index.entry(header.shard, header.last_offset)
             if entry is not None and entry.position == found.position:

@@ -95,7 +95,8 @@ class Replay:
         holds_records = header.kind in (COLUMNAR, KAFKA)
         is_plain = holds_records and not header.flags
         is_live = holds_records and state is not None and header.last_offset >= state.start_offset
-        garbage = 0 if is_live else header.size_bytes
+        is_counted = header.kind == DELETES and state is not None
+        garbage = 0 if is_live or is_counted else header.size_bytes
         with index.lock:
             if is_plain:
                 index.make_room()
@@ -105,7 +106,7 @@ class Replay:
             if is_live and state is not None:
                 self._records(state, header, position, body)
             elif not holds_records:
-                self._event(state, header, body)
+                self._event(state, header, position, body)
         done = self._done_before + end - self._start
         if self._progress is not None and done - self._told >= PROGRESS_BYTES:
             self._told = done
@@ -133,13 +134,20 @@ class Replay:
         state.next_offset = max(state.next_offset, header.last_offset + 1)
         state.settle()
 
-    def _event(self, state: SegmentShard | None, header: Header, body: bytes) -> None:
+    def _event(self, state: SegmentShard | None, header: Header, position: int, body: bytes) -> None:
         if header.kind == DROP:
             self._index.drop(header.shard, self._lane, self._segment_of)
         elif state is None:
             return
         elif header.kind == DELETES:
-            self._index.delete(state, decode_deletes(body), lambda entry: self._load(state, entry))
+            self._index.delete(
+                state,
+                decode_deletes(body),
+                position,
+                header.size_bytes,
+                lambda entry: self._load(state, entry),
+                self._segment_of,
+            )
         elif header.kind == TRIM:
             self._index.trim(
                 state,
