@@ -78,7 +78,7 @@ class MessageStore:
         self._chunk_shift = chunk_shift
 
     @classmethod
-    def open(cls, store: Store, group: GroupCommit, *, guard: Guard | None = None) -> Self:
+    def open(cls, store: Store, group: GroupCommit, *, guard: Guard | None = None, id_block: int = ID_BLOCK) -> Self:
         """Bring what is stored up to date, and open it."""
         if read_version(store, CONTENT) is None and store.get(Family.VERSION, NEXT_MESSAGE_ID) is not None:
             # Version 1 wrote no version row; emptied of messages it is told by its counter alone.
@@ -86,7 +86,7 @@ class MessageStore:
             put_version(first, CONTENT, 1)
             store.write(first)
         bring_up_to_date(store, CONTENT, VERSION, {1: upgrade.from_version_1}, FAMILIES)
-        return cls(store, group, guard=guard)
+        return cls(store, group, guard=guard, id_block=id_block)
 
     def hold_if_overfull(self) -> None:
         """Producers wait while the store is over its size limit; consumers never do."""

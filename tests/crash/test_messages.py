@@ -1,0 +1,78 @@
+"""The message store after kill -9 and power loss: confirmed stays, ids are used once, prepared branches hold."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+import pytest
+from tests.crash.harness import ERROR, Child, Forge, PowerLoss, Tails, remove
+from tests.fixtures.messages_crash import Expectation
+
+KILLS = 20
+LOSSES = 6
+
+
+def ride(child: Child, expectation: Expectation, rng: random.Random) -> None:
+    """Listen to a child and kill it while it recovers or works."""
+    early = rng.random() < 0.2
+    killer = threading.Timer(rng.random() * (0.3 if early else 0.5), child.kill)
+    if early:
+        killer.start()
+    said: list[str] = []
+    try:
+        for line in child.lines(timeout_s=60):
+            if said or line == ERROR:
+                said.append(line)
+                continue
+            expectation.hear(line)
+            if line == "opened" and not early:
+                killer.start()
+    finally:
+        if killer.ident is not None:
+            killer.join()
+        child.kill()
+        child.close()
+    assert not said, "\n".join(said)
+
+
+@pytest.mark.spec("A4", "A5", "A6", "A12")
+@pytest.mark.promise("P1", "P2")
+def test_after_kill_9_confirmed_messages_and_prepared_branches_are_there_and_no_id_is_used_twice(
+    forge: Forge, tmp_path: Path
+) -> None:
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    path, expectation = tmp_path / "store", Expectation()
+    for _ in range(KILLS):
+        ride(forge.start("tests.fixtures.messages_crash:run", str(path), rng.getrandbits(32)), expectation, rng)
+    for line in forge.run("tests.fixtures.messages_crash:check", str(path)):
+        expectation.hear(line)
+    assert expectation.checks > KILLS // 3
+    assert len(expectation.stored) > KILLS
+
+
+@pytest.mark.spec("A4", "A5", "A6", "A12")
+@pytest.mark.promise("P1", "P2")
+@pytest.mark.parametrize("tails", [Tails.CUT, Tails.TORN])
+def test_after_power_loss_confirmed_messages_and_prepared_branches_are_there_and_no_id_is_used_twice(
+    forge: Forge, tmp_path: Path, tails: Tails
+) -> None:
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    path, expectation = tmp_path / "store-0", Expectation()
+    for number in range(LOSSES):
+        disk = PowerLoss(path, tmp_path / f"disk-{number}")
+        child = forge.start("tests.fixtures.messages_crash:run", str(path), rng.getrandbits(32), shim=disk.shim())
+        ride(child, expectation, rng)
+        left = tmp_path / f"store-{number + 1}"
+        disk.play(left, tails, rng)
+        remove(path)
+        remove(tmp_path / f"disk-{number}")
+        path = left
+    for line in forge.run("tests.fixtures.messages_crash:check", str(path)):
+        expectation.hear(line)
+    assert expectation.checks > 1
