@@ -18,8 +18,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 from uuid import UUID
+
+from bench.row import Row
 
 from basaltmq.catalog.catalog import Catalog
 from basaltmq.catalog.kinds import Kind
@@ -37,16 +39,6 @@ CREATE_RATIO_MIN: Final = 0.70
 UPDATE_RATIO_MAX: Final = 1.30
 OPEN_RATIO_MAX: Final = 2.0
 OPEN_MEMORY_MIB_MAX: Final = 64.0
-
-
-class Row(NamedTuple):
-    """A figure, and the bar it has to clear if there is one."""
-
-    name: str
-    value: float
-    unit: str
-    bar: str = ""
-    passed: bool | None = None
 
 
 def run(topics: int = TOPICS) -> list[Row]:

@@ -43,7 +43,7 @@ from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 
 CACHE_BYTES: Final = 8 << 20
-"""About 15,000 small objects with their names: the working set of a busy broker, and little beside the block cache."""
+"""About 9,000 small objects with their names: the working set of a busy broker, and little beside the block cache."""
 
 PAGE_MAX: Final = 10_000
 """Objects in one page."""
@@ -81,8 +81,8 @@ class Catalog:
         self._store = store
         # Ids in the order of creation keep what is created together in the same blocks.
         self._ids = ids or Ids()
-        self._objects: Cache[_Entry | None] = Cache(cache_bytes * 3 // 4)
-        self._names: Cache[UUID | None] = Cache(cache_bytes // 4)
+        self._objects: Cache[_Entry | None] = Cache(cache_bytes // 2)
+        self._names: Cache[UUID | None] = Cache(cache_bytes // 2)
         self._deletions = Deletions(store)
         self._listeners: list[Listener] = []
         self._life = Lifecycle("catalog")

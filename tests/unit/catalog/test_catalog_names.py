@@ -96,3 +96,29 @@ def test_a_row_that_leads_nowhere_does_not_keep_its_name(catalog: Catalog, store
     made = catalog.create(Kind.QUEUE, "q")
     assert catalog.find(Kind.QUEUE, "q") == made
     assert catalog.check().fault_count == 0
+
+
+@pytest.mark.spec("A9")
+@pytest.mark.promise("P6")
+def test_of_many_with_one_name_the_lowest_id_has_it_whatever_the_index_said(store: Store) -> None:
+    ids = [UUID(int=number) for number in range(1, 41)]
+    batch = Batch()
+    for object_id in ids:
+        batch.put(
+            Family.CONFIGURED_OBJECTS, keys.configured_key(object_id), b'{"type":"queue","attributes":{"name":"q"}}'
+        )
+    store.write(batch)
+    catalog = Catalog(store)
+    catalog.open()
+    found = catalog.find(Kind.QUEUE, "q")
+    assert found is not None
+    assert found.id == ids[0]
+    assert {each.id for each in catalog.children(ROOT)} == set(ids)
+    assert [fault.kind for fault in catalog.check().faults] == [FaultKind.NAME_DUPLICATE] * 39
+    before = rows(store)
+    batch = Batch()
+    batch.put(Family.OBJECT_NAMES, keys.object_name_key(ROOT, "queue", "q"), ids[20].bytes)
+    batch.delete(Family.OBJECT_NAMES, keys.object_name_key(ROOT, "queue", str(ids[20])))
+    store.write(batch)
+    catalog.rebuild_names()
+    assert rows(store) == before

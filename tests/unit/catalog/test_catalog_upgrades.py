@@ -96,6 +96,7 @@ def test_configuration_of_version_1_gets_its_name_index(fixture_store: Callable[
     assert twin is not None
     assert twin.id == first
     assert {each.id for each in catalog.children(vhost.id, Kind.QUEUE)} >= {first, second}
+    assert catalog.find(Kind.QUEUE, str(second), vhost.id) is None
     nameless = catalog.get(catalog_v1.id_of("nameless"))
     assert nameless is not None
     assert nameless.parent == vhost.id

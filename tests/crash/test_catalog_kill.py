@@ -1,0 +1,103 @@
+"""kill -9 while vhosts with their topics are created, updated and deleted: whole or gone, never half."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from tests.crash.harness import END, ERROR, Child, Forge, pause
+
+from basaltmq.catalog.catalog import Catalog
+from basaltmq.catalog.record import ROOT
+from basaltmq.store.families import Family
+from basaltmq.store.open import open_store
+
+KILLS = 20
+
+
+class Expected:
+    """What the child confirmed: vhost -> (topics, value); and the one change that is in doubt."""
+
+    def __init__(self) -> None:
+        self.vhosts: dict[str, tuple[int, int]] = {}
+        self.doubtful: dict[str, tuple[int, int] | None] = {}
+        self.confirmed = 0
+
+    def hear(self, line: str) -> None:
+        sign, change, name, figure = line.split()
+        after = {
+            "create": (int(figure), -1),
+            "update": (self.vhosts.get(name, (0, 0))[0], int(figure)),
+            "delete": None,
+        }[change]
+        if sign == "?":
+            self.doubtful = {name: after}
+            return
+        self.confirmed += 1
+        self.doubtful = {}
+        self.settle(name, after)
+
+    def settle(self, name: str, after: tuple[int, int] | None) -> None:
+        if after is None:
+            self.vhosts.pop(name, None)
+        else:
+            self.vhosts[name] = after
+
+
+def _ride(child: Child, expected: Expected, rng: random.Random) -> None:
+    """Listen to the child for a while, then kill it and hear what it said until then."""
+    left = rng.randint(1, 80)
+    lines = child.lines(timeout_s=30)
+    heard = []
+    for line in lines:
+        heard.append(line)
+        if len(heard) == left:
+            break
+    pause(rng.random() * 0.004)
+    child.kill()
+    heard += lines
+    child.close()
+    for line in heard:
+        assert not line.startswith(ERROR), "\n".join(heard[-40:])
+        if line != END:
+            expected.hear(line)
+
+
+def _check(path: Path, expected: Expected) -> None:
+    store = open_store(path, create=False)
+    catalog = Catalog(store)
+    catalog.open()
+    found: dict[str, tuple[int, int]] = {}
+    objects = 0
+    for vhost in catalog.children(ROOT):
+        topics = list(catalog.children(vhost.id))
+        assert len(topics) == vhost.attributes["topics"], f"vhost {vhost.name} is not whole"
+        assert all(len(list(catalog.children(topic.id))) == 2 for topic in topics)
+        found[vhost.name] = (len(topics), vhost.attributes["value"])
+        objects += 1 + 3 * len(topics)
+    for name, after in expected.doubtful.items():
+        if found.get(name) == after:
+            expected.settle(name, after)
+    expected.doubtful = {}
+    assert found == expected.vhosts
+    report = catalog.check()
+    assert report.faults == []
+    assert report.visited == objects
+    assert not any(store.scan(Family.DELETED_OBJECTS))
+    catalog.close()
+    store.close()
+
+
+@pytest.mark.spec("A2", "D1")
+@pytest.mark.promise("P1", "P2", "P10")
+def test_after_kill_9_every_vhost_is_whole_or_gone(forge: Forge, tmp_path: Path) -> None:
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    path = tmp_path / "store"
+    expected = Expected()
+    for _ in range(KILLS):
+        _ride(forge.start("tests.crash.catalog_workload:run", str(path), rng.getrandbits(32)), expected, rng)
+        _check(path, expected)
+    assert expected.confirmed > KILLS, "hardly anything was confirmed before the kills: the test shows little"
