@@ -17,6 +17,7 @@ from typing import Any, Final
 
 BENCHES: Final = [
     "writes",
+    "queue_storage",
     "commits",
     "catalog",
     "fairness",
