@@ -218,5 +218,5 @@ def _size(record: StoredRecord) -> int:
 def test_an_engine_agrees_with_plain_lists_whatever_happens(name: str) -> None:
     machine = type(f"{name}Machine", (StreamMachine,), {"engine_name": name})
     test = machine.TestCase  # type: ignore[attr-defined]
-    test.settings = settings(max_examples=120, stateful_step_count=40)
+    test.settings = settings(max_examples=60, stateful_step_count=40)
     test().runTest()

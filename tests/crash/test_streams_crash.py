@@ -1,0 +1,69 @@
+"""kill -9 and power loss while streams are written, trimmed, committed, created and deleted."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from tests.crash.harness import Forge, PowerLoss, Tails, remove
+from tests.crash.stream_workload import StreamExpectation, ride
+
+KILLS = 15
+LOSSES = 8
+ENGINES = ("rocksdb", "segment")
+
+LANE_NAMES_NOT_SYNCED = pytest.mark.xfail(
+    strict=True,
+    reason="Lane.open makes the lane's directory without syncing the directories above it: a power loss soon after the "
+    "first append takes the whole lane, confirmed records included",
+)
+
+
+@pytest.mark.spec("B6", "B7", "B8")
+@pytest.mark.promise("P1", "P2", "P3", "P10")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_after_kill_9_nothing_confirmed_or_written_is_lost_and_no_offset_is_used_twice(
+    forge: Forge, tmp_path: Path, engine: str
+) -> None:
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    path = tmp_path / "store"
+    expectation = StreamExpectation(written_survives=True)
+    for _ in range(KILLS):
+        child = forge.start("tests.crash.stream_workload:run", str(path), engine, rng.getrandbits(32))
+        ride(child, expectation, rng)
+    checked = expectation.checks
+    assert checked >= KILLS // 3, "most children died before they had opened: the test shows little"
+    for line in forge.run("tests.crash.stream_workload:check", str(path)):
+        expectation.hear(line)
+    assert expectation.checks == checked + 1
+
+
+@pytest.mark.spec("B6", "B7", "B8")
+@pytest.mark.promise("P1", "P2", "P3", "P10")
+@pytest.mark.parametrize("engine", ["rocksdb", pytest.param("segment", marks=LANE_NAMES_NOT_SYNCED)])
+@pytest.mark.parametrize("tails", [Tails.CUT, Tails.TORN])
+def test_after_power_loss_nothing_synced_or_seen_is_lost(
+    forge: Forge, tmp_path: Path, engine: str, tails: Tails
+) -> None:
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    path = tmp_path / "store-0"
+    expectation = StreamExpectation(written_survives=False)
+    for number in range(LOSSES):
+        disk = PowerLoss(path, tmp_path / f"disk-{number}")
+        child = forge.start("tests.crash.stream_workload:run", str(path), engine, rng.getrandbits(32), shim=disk.shim())
+        ride(child, expectation, rng)
+        left = tmp_path / f"store-{number + 1}"
+        disk.play(left, tails, rng)
+        remove(path)
+        remove(tmp_path / f"disk-{number}")
+        path = left
+    checked = expectation.checks
+    assert checked >= LOSSES // 4, "most children died before they had opened: the test shows little"
+    for line in forge.run("tests.crash.stream_workload:check", str(path)):
+        expectation.hear(line)
+    assert expectation.checks == checked + 1
