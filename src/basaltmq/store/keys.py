@@ -6,7 +6,7 @@ value can collide with a separator and no prefix of one key set reaches into ano
     lp(x)            | u16 length | bytes |
     configured       | uuid text (36 bytes) |
     hierarchy        | child uuid text | '|' | parent type |
-    object name      | parent uuid (16) | lp(type) | lp(name) |
+    object name      | parent uuid (16) | lp(type) | name |
     preference       | uuid (16) |
     deleted object   | uuid (16) |
     link             | lp(remote container) | lp(link name) | role u8 |
@@ -168,7 +168,7 @@ def decode_hierarchy_key(key: bytes) -> tuple[UUID, str]:
 
 
 def object_name_key(parent: UUID, kind: str, name: str) -> bytes:
-    return object_name_prefix(parent, kind) + lp(name)
+    return object_name_prefix(parent, kind) + _whole(name)
 
 
 def object_name_prefix(parent: UUID, kind: str | None = None) -> bytes:
@@ -177,9 +177,7 @@ def object_name_prefix(parent: UUID, kind: str | None = None) -> bytes:
 
 def decode_object_name_key(key: bytes) -> tuple[UUID, str, str]:
     kind, at = _take_text(key, _ID_BYTES)
-    name, at = _take_text(key, at)
-    _exactly(key, at)
-    return UUID(bytes=key[:_ID_BYTES]), kind, name
+    return UUID(bytes=key[:_ID_BYTES]), kind, _whole_text(key[at:])
 
 
 def preference_key(preference_id: UUID) -> bytes:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from rocksdict import (
+    BlockBasedIndexType,
     BlockBasedOptions,
     Cache,
     DBCompressionType,
@@ -89,6 +90,10 @@ def _profile_options(profile: Profile, options: StoreOptions) -> Options:
     table.set_block_cache(options.memory.cache)
     table.set_cache_index_and_filter_blocks(True)
     table.set_pin_l0_filter_and_index_blocks_in_cache(True)
+    # In parts of 4 KiB: the whole filter of a file of a million rows does not fit a shard of the cache, and would be
+    # read again for every get.
+    table.set_index_type(BlockBasedIndexType.two_level_index_search())
+    table.set_partition_filters(True)
     if profile.bloom:
         table.set_bloom_filter(BLOOM_BITS_PER_KEY, False)
     cf = Options(raw_mode=True)
