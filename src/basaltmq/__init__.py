@@ -1,3 +1,30 @@
-"""Basalt: a message broker and message store for Python teams, on RocksDB."""
+"""Basalt: a message broker and message store for Python teams, on RocksDB.
+
+    import basaltmq
+
+    with basaltmq.open("data") as db:
+        orders = db.topic("orders", partitions=4)
+        orders.append(b"one", key=b"customer-1")
+        for message in orders.consume("billing", wait=0):
+            print(message.partition, message.offset, message.value)
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from basaltmq.embedded.database import Basalt, Settings
 
 __version__ = "0.1.0"
+
+
+def open(path: str | os.PathLike[str], *, create: bool = True, settings: Settings | None = None) -> Basalt:  # noqa: A001
+    """Open the store at `path` in this process, creating it if there is none. Close it, or use it in a `with`.
+
+    One process at a time; a second gets StoreLockedError at once.
+    """
+    from basaltmq.embedded.database import Basalt
+
+    return Basalt.open(path, create=create, settings=settings)

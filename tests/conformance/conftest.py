@@ -11,10 +11,15 @@ import pytest
 from basaltmq.store.api import Store
 from basaltmq.store.memory import MemoryStore
 from basaltmq.store.open import open_store
+from basaltmq.store.overlay import OverlayStore
 
 StoreMaker: TypeAlias = Callable[[Path], Store]
 
-STORES: dict[str, StoreMaker] = {"memory": lambda path: MemoryStore(), "rocks": open_store}
+STORES: dict[str, StoreMaker] = {
+    "memory": lambda path: MemoryStore(),
+    "overlay": lambda path: OverlayStore(open_store(path)),
+    "rocks": open_store,
+}
 
 
 @pytest.fixture(params=sorted(STORES))

@@ -110,7 +110,7 @@ class MemoryStore:
             return MemorySnapshot(self, {family: self._rows[family] for family in families})
 
     def write(self, batch: Batch, *, wal: bool = True, wait_ms: int | None = None) -> None:
-        size_bytes = _checked_size_bytes(batch)
+        size_bytes = checked_size_bytes(batch)
         if size_bytes > BATCH_BYTES_MAX:
             raise LimitExceededError(f"a batch of {size_bytes} bytes is over the limit of {BATCH_BYTES_MAX}; split it")
         with self._lock:
@@ -185,7 +185,7 @@ class MemoryStore:
             raise type(error)(*error.args)
 
 
-def _checked_size_bytes(batch: Batch) -> int:
+def checked_size_bytes(batch: Batch) -> int:
     """The size of a batch whose every key and value is bytes; anything else is refused before the first row."""
     size_bytes = 0
     for _, _, key, value in batch.ops:

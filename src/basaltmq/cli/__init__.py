@@ -1,0 +1,1 @@
+"""The `basalt` command."""

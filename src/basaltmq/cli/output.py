@@ -1,0 +1,107 @@
+"""What the commands print: tables for people, JSON for programs, one line for an error.
+
+Tables go to stdout and are plain text, numbers to the right; progress goes to stderr and only where somebody looks.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any, Final
+
+import click
+import msgspec
+
+from basaltmq.errors import BasaltError
+
+PROGRESS_INTERVAL_S: Final = 0.2
+"""Between two redraws of a progress line."""
+
+Row = Mapping[str, Any]
+
+
+class BasaltGroup(click.Group):
+    """A group of commands that turns our errors into one line and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BasaltError as error:
+            raise CommandError(error) from error
+
+
+class CommandError(click.ClickException):
+    """An error of ours, shown as one line."""
+
+    def __init__(self, error: BasaltError) -> None:
+        super().__init__(str(error))
+        self._error = error
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        hint = "; trying again may help" if self._error.retriable else ""
+        click.echo(f"error [{self._error.code}]: {self.message}{hint}", err=True)
+
+
+def show(rows: Sequence[Row], *, as_json: bool, empty: str = "nothing to show") -> None:
+    """Print rows of the same columns."""
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(list(rows), enc_hook=str)).decode())
+        return
+    if not rows:
+        click.echo(empty)
+        return
+    click.echo(table(rows))
+
+
+def table(rows: Sequence[Row]) -> str:
+    columns = list(rows[0])
+    cells = [[_cell(row[column]) for column in columns] for row in rows]
+    widths = [max(len(column), *(len(line[at]) for line in cells)) for at, column in enumerate(columns)]
+    right = [all(isinstance(row[column], int | float | None) for row in rows) for column in columns]
+    lines = [_line(columns, widths, right), "  ".join("-" * width for width in widths)]
+    lines += [_line(line, widths, right) for line in cells]
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+    placed = [
+        cell.rjust(width) if to_right else cell.ljust(width)
+        for cell, width, to_right in zip(cells, widths, right, strict=True)
+    ]
+    return "  ".join(placed).rstrip()
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.2f}"
+    return str(value)
+
+
+def progress_line(what: str, unit: str = "bytes") -> Callable[[int, int], None]:
+    """A `progress(done, total)` that draws one line with rate and time left on a terminal, and nothing elsewhere."""
+    if not sys.stderr.isatty():
+        return lambda _done, _total: None
+    began = time.monotonic()
+    drawn = 0.0
+
+    def draw(done: int, total: int) -> None:
+        nonlocal drawn
+        now = time.monotonic()
+        if done < total and now - drawn < PROGRESS_INTERVAL_S:
+            return
+        drawn = now
+        rate = done / max(now - began, 1e-9)
+        left_s = (total - done) / rate if rate else 0.0
+        share = done / total if total else 1.0
+        end = "\n" if done >= total else ""
+        click.echo(f"\r{what}: {share:6.1%}  {rate:,.0f} {unit}/s  {left_s:,.0f} s left ", nl=False, err=True)
+        click.echo(end, nl=False, err=True)
+
+    return draw

@@ -1,0 +1,131 @@
+"""`basalt store`: the operator's tools on a store that no process has open, or beside one where that is possible."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from basaltmq.cli.output import progress_line, show
+from basaltmq.store import checkpoint as backups
+from basaltmq.store.directory import read_marker
+from basaltmq.store.families import Family, family_of
+from basaltmq.store.open import open_store, open_view
+from basaltmq.store.repair import repair as repair_store
+from basaltmq.store.rocks import RocksStore
+from basaltmq.store.verify import verify as verify_store
+
+FINDINGS = 2
+"""Exit code of a check that found something."""
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+family_option = click.option("--family", help="One family; all of them if not given.")
+
+
+@click.group()
+def store() -> None:
+    """Look at, back up, check and mend a store."""
+
+
+@store.command()
+@as_json
+@click.pass_obj
+def info(data_dir: Path, as_json: bool) -> None:
+    """Families, rows and sizes. Works beside a running process."""
+    view = open_view(data_dir)
+    try:
+        rows = [{"family": family.label, **_short(view, family)} for family in Family if _short(view, family)["rows"]]
+        rows.append({"family": "all", **_short(view, None)})
+        marker = read_marker(data_dir)
+        if not as_json and marker is not None:
+            click.echo(f"store {marker.store_id} at {data_dir}\n")
+        show(rows, as_json=as_json)
+    finally:
+        view.close()
+
+
+def _short(view: RocksStore, family: Family | None) -> dict[str, int]:
+    found = view.properties(family)
+    return {
+        "rows": found["estimated-rows"],
+        "table bytes": found["sst-bytes"],
+        "blob bytes": found["blob-bytes"],
+        "memory bytes": found["memtable-bytes"],
+    }
+
+
+@store.command()
+@family_option
+@as_json
+@click.pass_obj
+def properties(data_dir: Path, family: str | None, as_json: bool) -> None:
+    """RocksDB's figures, of one family or summed. Works beside a running process."""
+    view = open_view(data_dir)
+    try:
+        found = view.properties(family_of(family) if family else None)
+        show([{"property": name, "value": value} for name, value in found.items()], as_json=as_json)
+    finally:
+        view.close()
+
+
+@store.command()
+@click.argument("path", type=click.Path(path_type=Path), required=False)
+@as_json
+@click.pass_obj
+def verify(data_dir: Path, path: Path | None, as_json: bool) -> None:
+    """Read everything back and name each damaged file. PATH: a store or a backup; else the data directory.
+
+    Exit code 2 if anything was found.
+    """
+    faults = verify_store(path or data_dir, progress_line("verify"))
+    show([{"fault": fault} for fault in faults], as_json=as_json, empty=f"{path or data_dir} is sound")
+    if faults:
+        raise SystemExit(FINDINGS)
+
+
+@store.command()
+@click.argument("target", type=click.Path(path_type=Path))
+@click.pass_obj
+def backup(data_dir: Path, target: Path) -> None:
+    """Make a backup at TARGET, which must not exist. A process that has the store open makes its own (`checkpoint`)."""
+    opened = open_store(data_dir, create=False)
+    try:
+        opened.checkpoint(target)
+    finally:
+        opened.close()
+    click.echo(f"backup of {data_dir} at {target}; check it with: basalt store verify {target}")
+
+
+@store.command()
+@click.argument("source", type=click.Path(path_type=Path, exists=True))
+@click.argument("target", type=click.Path(path_type=Path))
+def restore(source: Path, target: Path) -> None:
+    """Copy the backup SOURCE to TARGET, which must not exist, after checking every file of it."""
+    backups.restore(source, target)
+    click.echo(f"{source} restored to {target}")
+
+
+@store.command()
+@click.option("--accept-loss", is_flag=True, help="Required: what cannot be read is cut off and kept in quarantine.")
+@click.pass_obj
+def repair(data_dir: Path, accept_loss: bool) -> None:
+    """Make a damaged store open again, at the cost of what cannot be read. Restore a backup instead if you have one."""
+    if not accept_loss:
+        raise click.UsageError("a repair loses what cannot be read; say --accept-loss if that is what you want")
+    done = repair_store(data_dir)
+    show([{"done": line} for line in done], as_json=False, empty="nothing to repair")
+
+
+@store.command()
+@family_option
+@click.pass_obj
+def compact(data_dir: Path, family: str | None) -> None:
+    """Rewrite the files without what was deleted."""
+    chosen = family_of(family) if family else None
+    opened = open_store(data_dir, create=False)
+    try:
+        before = opened.size_bytes()
+        opened.compact(chosen)
+        click.echo(f"{before:,} bytes before, {opened.size_bytes():,} after")
+    finally:
+        opened.close()

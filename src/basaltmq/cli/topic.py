@@ -1,0 +1,310 @@
+"""`basalt topic`: streams from the command line.
+
+Commands that read open a view and work beside a running process; commands that write need the store for themselves.
+Records go in and out as JSON lines: `value` and `key` are text, or base64 under `value_base64`, `key_base64` when they
+are not UTF-8; beside them `headers`, `tags`, `timestamp_ms`, `expire_at_ms`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import click
+import msgspec
+
+import basaltmq
+from basaltmq.cli.json_lines import decode_record, encode_record
+from basaltmq.cli.output import progress_line, show
+from basaltmq.streams.durability import Durability
+from basaltmq.streams.groups import Reset
+from basaltmq.streams.metadata_json import export_metadata, import_metadata
+from basaltmq.streams.shards import Engine
+from basaltmq.streams.topics import Topic, TopicConfig
+from basaltmq.streams.view import StreamView
+
+APPEND_RECORDS: Final = 1_000
+"""Lines read from stdin before they are appended as one batch."""
+
+FOLLOW_INTERVAL_S: Final = 0.2
+"""Between two looks at a store another process writes to."""
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+engine_choice = click.Choice([each.value for each in Engine])
+
+
+@click.group()
+def topic() -> None:
+    """Create, fill, read and look after topics."""
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--partitions", type=int, default=1, show_default=True)
+@click.option("--engine", type=engine_choice, default=Engine.SEGMENT.value, show_default=True)
+@click.option("--durability", type=click.Choice([each.value for each in Durability]), help="Default: synced.")
+@click.option("--retention-ms", type=int, help="Records older than this go.")
+@click.option("--retention-bytes", type=int, help="Per partition; the oldest go.")
+@click.option("--retention-records", type=int, help="Per partition; the oldest go.")
+@click.option("--compact", is_flag=True, help="Keep the latest record per key.")
+@click.pass_obj
+def create(data_dir: Path, name: str, **settings: Any) -> None:
+    """Create a topic."""
+    given = {key: value for key, value in settings.items() if value is not None}
+    with basaltmq.open(data_dir) as db:
+        db.streams.topics.create(name, msgspec.convert(given, TopicConfig))
+    click.echo(f"topic {name} created; fill it with: basalt topic append {name}")
+
+
+@topic.command("list")
+@click.option("--after", help="Begin after this name.")
+@click.option("--limit", type=int, default=100, show_default=True)
+@as_json
+@click.pass_obj
+def list_topics(data_dir: Path, after: str | None, limit: int, as_json: bool) -> None:
+    """List topics with what they hold."""
+    with StreamView.open(data_dir) as view:
+        rows = [_topic_row(view, each) for each in islice(view.topics(after), limit)]
+        show(rows, as_json=as_json, empty="no topics; make one with: basalt topic create NAME")
+
+
+def _topic_row(view: StreamView, each: Topic) -> dict[str, object]:
+    infos = [view.info(each.name, partition) for partition in range(each.config.partitions)]
+    return {
+        "topic": each.name,
+        "engine": each.config.engine.value,
+        "partitions": each.config.partitions,
+        "records": sum(info.records for info in infos),
+        "bytes": sum(info.size_bytes for info in infos),
+        "durability": each.config.level.value,
+    }
+
+
+@topic.command()
+@click.argument("name")
+@as_json
+@click.pass_obj
+def describe(data_dir: Path, name: str, as_json: bool) -> None:
+    """Settings and partitions of a topic."""
+    with StreamView.open(data_dir) as view:
+        found = view.topic(name)
+        partitions = []
+        for partition in range(found.config.partitions):
+            info = view.info(name, partition)
+            partitions.append(
+                {
+                    "partition": partition,
+                    "first": info.start_offset,
+                    "end": info.high_watermark,
+                    "records": info.records,
+                    "bytes": info.size_bytes,
+                }
+            )
+        settings = msgspec.to_builtins(found.config) | {
+            "engine": found.config.engine.value,
+            "durability": found.config.level.value,
+            "partitions": found.config.partitions,
+        }
+        if as_json:
+            show([{"topic": name, "settings": settings, "partitions": partitions}], as_json=True)
+            return
+        click.echo(f"topic {name} ({found.id})")
+        for setting, value in sorted(settings.items()):
+            click.echo(f"  {setting}: {value}")
+        click.echo()
+        show(partitions, as_json=False)
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--partition", type=int, help="Default: by key, or in turn.")
+@click.option("--key", help="The key of every record that has none of its own.")
+@click.option("--raw", is_flag=True, help="Each line is a value as it is, not JSON.")
+@click.option("--durability", type=click.Choice([each.value for each in Durability]), help="Default: the topic's.")
+@click.option("--file", "source", type=click.File("rb"), default="-", help="Read from a file instead of stdin.")
+@click.pass_obj
+def append(
+    data_dir: Path,
+    name: str,
+    partition: int | None,
+    key: str | None,
+    raw: bool,
+    durability: str | None,
+    source: BinaryIO,
+) -> None:
+    """Append a record per line of stdin: JSON objects ({"value": "...", "key": "..."}), or raw values."""
+    records = (decode_record(number, line, raw=raw, key=key) for number, line in _lines(source))
+    done = 0
+    with basaltmq.open(data_dir, create=False) as db:
+        target = db.topic(name, create=False)
+        try:
+            while batch := list(islice(records, APPEND_RECORDS)):
+                target.append(list(batch), partition=partition, durability=durability)
+                done += len(batch)
+        finally:
+            click.echo(f"{done:,} records appended to {name}", err=True)
+
+
+def _lines(source: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    for number, line in enumerate(source, 1):
+        stripped = line.rstrip(b"\r\n")
+        if stripped:
+            yield number, stripped
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--partition", type=int, help="One partition; all of them in turn if not given.")
+@click.option("--from", "start", default="earliest", show_default=True, help="An offset, earliest or latest.")
+@click.option("--since-ms", type=int, help="Begin at this time (milliseconds since 1970) instead.")
+@click.option("--limit", type=int, help="Stop after this many records.")
+@click.option("--key", help="Only records of this key.")
+@click.option("--tag", help="Only records with this tag.")
+@click.option("--follow", is_flag=True, help="Go on as records come, also from another process; stop with Ctrl-C.")
+@click.option("--raw", is_flag=True, help="Print values only, one per line.")
+@click.pass_obj
+def read(
+    data_dir: Path,
+    name: str,
+    partition: int | None,
+    start: str,
+    since_ms: int | None,
+    limit: int | None,
+    key: str | None,
+    tag: str | None,
+    follow: bool,
+    raw: bool,
+) -> None:
+    """Print records as JSON lines. Changes nothing, and works beside a running process."""
+    with StreamView.open(data_dir) as view:
+        found = view.topic(name)
+        chosen = range(found.config.partitions) if partition is None else [partition]
+        at = {each: _begin(view, name, each, start, since_ms) for each in chosen}
+        left = sys.maxsize if limit is None else limit
+        try:
+            while left > 0:
+                printed = 0
+                for each in chosen:
+                    batch = view.read(
+                        name,
+                        each,
+                        at[each],
+                        max_records=min(left, APPEND_RECORDS),
+                        key=None if key is None else key.encode(),
+                        tag=None if tag is None else tag.encode(),
+                    )
+                    for record in batch.records():
+                        click.echo(record.value if raw else encode_record(name, each, record))
+                    left -= len(batch)
+                    printed += batch.next_offset - at[each]
+                    at[each] = batch.next_offset
+                    if left <= 0:
+                        break
+                if not printed:
+                    if not follow:
+                        return
+                    view.wait(FOLLOW_INTERVAL_S)
+        except KeyboardInterrupt:
+            return
+
+
+def _begin(view: StreamView, name: str, partition: int, start: str, since_ms: int | None) -> int:
+    if since_ms is not None:
+        return view.offset_at(name, partition, since_ms)
+    info = view.info(name, partition)
+    if start == "earliest":
+        return info.start_offset
+    if start == "latest":
+        return info.high_watermark
+    if not start.isdigit():
+        raise click.UsageError(f"--from takes an offset, earliest or latest, not {start!r}")
+    return int(start)
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_obj
+def delete(data_dir: Path, name: str, yes: bool) -> None:
+    """Delete a topic with all its records and offsets. There is no way back."""
+    with basaltmq.open(data_dir, create=False) as db:
+        db.topic(name, create=False)
+        if not yes:
+            click.confirm(f"Delete topic {name} and all it holds?", abort=True)
+        db.delete_topic(name)
+    click.echo(f"topic {name} deleted")
+
+
+@topic.command()
+@click.argument("group", required=False)
+@click.option("--reset", metavar="TO", help="Move the group: earliest, latest or an offset. Needs --topic.")
+@click.option("--topic", "name", help="The topic to reset the group in.")
+@click.option("--partition", type=int, help="One partition; all if not given.")
+@click.option("--delete", "forget", is_flag=True, help="Forget the group.")
+@as_json
+@click.pass_obj
+def groups(
+    data_dir: Path,
+    group: str | None,
+    reset: str | None,
+    name: str | None,
+    partition: int | None,
+    forget: bool,
+    as_json: bool,
+) -> None:
+    """Consumer groups: list them, or show one with its lag, move it, forget it."""
+    if (reset is not None or forget) and group is None:
+        raise click.UsageError("name the group to change")
+    if reset is not None:
+        if name is None:
+            raise click.UsageError("--reset needs --topic")
+        to = int(reset) if reset.isdigit() else Reset(reset)
+        with basaltmq.open(data_dir, create=False) as db:
+            moved = db.streams.groups.reset(str(group), name, to, partition=partition)
+        show([{"partition": each, "offset": offset} for each, offset in moved.items()], as_json=as_json)
+    elif forget:
+        with basaltmq.open(data_dir, create=False) as db:
+            db.streams.groups.delete(str(group))
+        click.echo(f"group {group} forgotten")
+    else:
+        with StreamView.open(data_dir) as view:
+            if group is None:
+                rows: list[dict[str, object]] = [{"group": each} for each in view.groups()]
+            else:
+                rows = [msgspec.structs.asdict(each) for each in view.lag(group)]
+            show(rows, as_json=as_json, empty="no groups have committed anything")
+
+
+@topic.command()
+@click.argument("name")
+@click.argument("engine", type=engine_choice)
+@click.pass_obj
+def migrate(data_dir: Path, name: str, engine: str) -> None:
+    """Move a topic to another engine. Offsets and groups stay as they are; can be interrupted and run again."""
+    with basaltmq.open(data_dir, create=False) as db:
+        line = progress_line(f"migrate {name}", "records")
+        db.streams.migration.run(name, Engine(engine), lambda done: line(done.copied, done.total))
+    click.echo(f"topic {name} is kept by the {engine} engine")
+
+
+@topic.command("export")
+@click.argument("target", type=click.File("wb"), default="-")
+@click.pass_obj
+def export_topics(data_dir: Path, target: BinaryIO) -> None:
+    """Write topics, groups and offsets as JSON lines to TARGET (default: stdout)."""
+    with basaltmq.open(data_dir, create=False) as db:
+        for line in export_metadata(db.streams.topics, db.streams.drivers, db.streams.offsets):
+            target.write(line)
+
+
+@topic.command("import")
+@click.argument("source", type=click.File("rb"), default="-")
+@click.pass_obj
+def import_topics(data_dir: Path, source: BinaryIO) -> None:
+    """Create topics and set offsets from the JSON lines of an export."""
+    with basaltmq.open(data_dir) as db:
+        done = import_metadata(source, db.streams.topics, db.streams.offsets)
+    click.echo(str(done), err=True)

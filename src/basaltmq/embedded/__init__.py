@@ -1,0 +1,1 @@
+"""Basalt inside a Python process: `basaltmq.open(path)`."""

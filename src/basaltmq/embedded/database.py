@@ -1,0 +1,207 @@
+"""A store opened in this process, with topics on it.
+
+The object owns everything below: the store, the stream plane, and one thread that runs retention and cleaning. It may
+be shared between threads. Closing it makes durable what waits; a process that dies instead loses nothing confirmed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+
+from basaltmq.embedded.topic import EmbeddedTopic
+from basaltmq.embedded.waiting import Arrivals
+from basaltmq.errors import BasaltError, InvalidConfigError, TopicExistsError
+from basaltmq.store.api import Store
+from basaltmq.store.directory import QUARANTINE
+from basaltmq.store.open import open_store
+from basaltmq.store.options import StoreOptions
+from basaltmq.store.rocks import RocksStore
+from basaltmq.streams.adapter import Clock
+from basaltmq.streams.durability import Durability
+from basaltmq.streams.leaders import Leaders
+from basaltmq.streams.offsets import Offsets
+from basaltmq.streams.plane import OffsetStrategy, StreamPlane
+from basaltmq.streams.segment_engine import SegmentEngine
+from basaltmq.streams.shards import Engine, Shards
+from basaltmq.streams.topics import Topic, TopicConfig
+
+MAINTENANCE_INTERVAL_S: Final = 1.0
+"""Between two steps of retention and cleaning; each step is bounded."""
+
+LOG: Final = "log"
+"""The directory of the commit log beside the store's."""
+
+PAGE: Final = 500
+"""Topics read from the catalog at once when listing."""
+
+_log = logging.getLogger("basaltmq")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a store is opened."""
+
+    store: StoreOptions = field(default_factory=StoreOptions)
+    offsets: OffsetStrategy = OffsetStrategy.PERSISTENT
+    """Commits of groups: durable before they return, or written in the background."""
+    maintenance_interval_s: float = MAINTENANCE_INTERVAL_S
+    clock_ms: Callable[[], int] = _now_ms
+
+
+class Basalt:
+    """A store in this process. Made by `basaltmq.open`."""
+
+    def __init__(self, path: Path, store: RocksStore, streams: StreamPlane, settings: Settings) -> None:
+        self.path = path
+        self.store = store
+        self.streams = streams
+        self._settings = settings
+        self._arrivals = Arrivals()
+        self._stop = threading.Event()
+        self._maintenance = threading.Thread(target=self._maintain, name="basalt-maintenance", daemon=True)
+        self._maintenance.start()
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, create: bool = True, settings: Settings | None = None) -> Basalt:
+        settings = settings or Settings()
+        where = Path(path)
+        store = open_store(where, create=create, options=settings.store)
+        try:
+            streams = StreamPlane(
+                store,
+                settings.clock_ms,
+                makers={Engine.SEGMENT: partial(_segment_engine, store, where)},
+                offset_strategy=settings.offsets,
+            )
+        except BaseException:
+            store.close()
+            raise
+        return cls(where, store, streams, settings)
+
+    def topic(
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        engine: Engine | str | None = None,
+        durability: Durability | str | None = None,
+        create: bool = True,
+        **settings: Any,
+    ) -> EmbeddedTopic:
+        """The topic of this name, created with these settings if there is none and `create` is on.
+
+        Settings given for a topic that exists must be what it has; change them with `EmbeddedTopic.alter`.
+        Further settings are the fields of `TopicConfig`: retention_ms, retention_bytes, compact, ...
+        """
+        given = settings | {
+            name: value
+            for name, value in (("partitions", partitions), ("engine", engine), ("durability", durability))
+            if value is not None
+        }
+        config = _config(name, given)
+        found = self.streams.topics.find(name)
+        if found is None:
+            if not create:
+                found = self.streams.topics.get(name)
+            else:
+                try:
+                    found = self.streams.topics.create(name, config)
+                except TopicExistsError:
+                    # Another thread was faster; what it made is checked below.
+                    found = self.streams.topics.get(name)
+        _require_same(found, config, given)
+        return EmbeddedTopic(self.streams, name, self._arrivals, self._settings.clock_ms)
+
+    def topics(self) -> Iterator[EmbeddedTopic]:
+        """Every topic, in the order of names."""
+        after: str | None = None
+        while True:
+            page = self.streams.topics.page(start_after=after, limit=PAGE)
+            for topic in page.topics:
+                yield EmbeddedTopic(self.streams, topic.name, self._arrivals, self._settings.clock_ms)
+            if page.next_after is None:
+                return
+            after = page.next_after
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic with its records and every group's offsets in it."""
+        self.streams.topics.delete(name)
+        self._arrivals.wake()
+
+    def close(self) -> None:
+        """Make durable what waits, and close. Closing twice is fine."""
+        self._stop.set()
+        self._arrivals.close()
+        if self._maintenance.is_alive():
+            self._maintenance.join()
+        try:
+            self.streams.close()
+        finally:
+            self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _maintain(self) -> None:
+        while not self._stop.wait(self._settings.maintenance_interval_s):
+            try:
+                self.streams.engines.retain(self._settings.clock_ms())
+            except BasaltError as error:
+                # The next call of the user meets the same error; until then the log has it.
+                _log.error("retention failed: %s", error)
+
+
+def _segment_engine(
+    managed: RocksStore,
+    path: Path,
+    store: Store,
+    shards: Shards,
+    offsets: Offsets,
+    clock_ms: Clock,
+    leaders: Leaders,
+) -> SegmentEngine:
+    assert store is managed, "the plane makes its engines on the store it was given"
+    engine = SegmentEngine(managed, shards, offsets, clock_ms, leaders, path=path / LOG, quarantine=path / QUARANTINE)
+    for loss in engine.losses:
+        _log.error("the log at %s lost records: %s", path / LOG, loss)
+    return engine
+
+
+def _config(name: str, given: dict[str, Any]) -> TopicConfig:
+    try:
+        config = msgspec.convert(msgspec.to_builtins(given), TopicConfig)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise InvalidConfigError(f"topic {name!r}: {error}") from error
+    config.check()
+    return config
+
+
+def _require_same(found: Topic, wanted: TopicConfig, given: dict[str, Any]) -> None:
+    for setting in given:
+        has = found.config.level if setting == "durability" else getattr(found.config, setting)
+        asked = getattr(wanted, setting)
+        if has != asked:
+            raise InvalidConfigError(
+                f"topic {found.name!r} exists with {setting}={has}, not {asked}; leave it out to use the topic "
+                "as it is, or change it with alter"
+            )

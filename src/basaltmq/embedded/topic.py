@@ -1,0 +1,327 @@
+"""A topic as a program in this process uses it: append, read, consume.
+
+`append` returns when the records are as durable as the topic promises. `read` walks one partition by offset and changes
+nothing. `consume` reads as a member of a group: partitions are shared with the group's other members in this process,
+and what was handed out is committed when the next records are asked for, so a crash repeats records but skips none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
+
+import msgspec
+
+from basaltmq.embedded.waiting import Arrivals
+from basaltmq.errors import InvalidArgumentError
+from basaltmq.log.columnar import ColumnBatch
+from basaltmq.log.record import NEVER, UNSTAMPED, Record, StoredRecord
+from basaltmq.streams.adapter import READ_RECORDS, Append, Otherwise, ReadBatch, ShardInfo
+from basaltmq.streams.durability import Durability
+from basaltmq.streams.groups import Delivered, PartitionLag, Reset
+from basaltmq.streams.plane import StreamPlane
+from basaltmq.streams.topics import Topic, TopicConfig
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Value: TypeAlias = bytes | str | Record
+"""One record: its value, or all of it. Text is stored as UTF-8."""
+
+
+class Position(msgspec.Struct, frozen=True):
+    """Where records of one append went: offsets `offset` to `last_offset` of a partition."""
+
+    partition: int
+    offset: int
+    last_offset: int
+
+
+class EmbeddedTopic:
+    """One topic. Cheap to make; holds no state of its own."""
+
+    def __init__(self, streams: StreamPlane, name: str, arrivals: Arrivals, clock_ms: Callable[[], int]) -> None:
+        self.name = name
+        self._clock_ms = clock_ms
+        self._streams = streams
+        self._drivers = streams.drivers
+        self._arrivals = arrivals
+
+    def __repr__(self) -> str:
+        return f"<topic {self.name!r}>"
+
+    @property
+    def config(self) -> TopicConfig:
+        return self._topic().config
+
+    @property
+    def partitions(self) -> int:
+        return self.config.partitions
+
+    def alter(self, **changes: Any) -> TopicConfig:
+        """Change settings; more partitions are possible, fewer are not."""
+        return self._streams.topics.alter(self.name, **changes).config
+
+    @overload
+    def append(
+        self,
+        value: Value,
+        *,
+        key: bytes | None = None,
+        headers: dict[str, bytes] | None = None,
+        tags: Sequence[bytes] = (),
+        timestamp_ms: int = UNSTAMPED,
+        expire_at_ms: int = NEVER,
+        partition: int | None = None,
+        durability: Durability | str | None = None,
+    ) -> Position: ...
+
+    @overload
+    def append(
+        self,
+        value: list[Value] | tuple[Value, ...] | pa.RecordBatch | pa.Table | ColumnBatch,
+        *,
+        partition: int | None = None,
+        durability: Durability | str | None = None,
+    ) -> list[Position]: ...
+
+    def append(
+        self,
+        value: Any,
+        *,
+        key: bytes | None = None,
+        headers: dict[str, bytes] | None = None,
+        tags: Sequence[bytes] = (),
+        timestamp_ms: int = UNSTAMPED,
+        expire_at_ms: int = NEVER,
+        partition: int | None = None,
+        durability: Durability | str | None = None,
+    ) -> Position | list[Position]:
+        """Append one record, many, or columns; return where they went, once they are durable as asked.
+
+        The partition is the one given, or that of the key's hash, or the next in turn. Many records are one atomic
+        append per partition. Arrow: a column `value`, and as wanted key, headers, tags, timestamp, expire_at.
+        """
+        level = None if durability is None else _level(durability)
+        if isinstance(value, bytes | str):
+            value = Record(_bytes(value), key, tuple((headers or {}).items()), tuple(tags), timestamp_ms, expire_at_ms)
+        elif key is not None or headers or tags or timestamp_ms != UNSTAMPED or expire_at_ms != NEVER:
+            raise InvalidArgumentError(
+                "key, headers, tags and times go with a single value; of many records, each Record has its own"
+            )
+        if isinstance(value, Record):
+            chosen, append = self._drivers.append(self.name, value, partition=partition, durability=level)
+            return self._confirm([(chosen, append)])[0]
+        return self._confirm(
+            [
+                done
+                for batch in self._columns_or_records(value)
+                for done in self._drivers.append_batch(self.name, batch, partition=partition, durability=level)
+            ]
+        )
+
+    def _columns_or_records(self, value: Any) -> list[Sequence[Record] | ColumnBatch]:
+        """What `append` was given, as batches the engines take."""
+        if isinstance(value, ColumnBatch):
+            return [value]
+        if isinstance(value, list | tuple):
+            records = [each if isinstance(each, Record) else Record(_value(each)) for each in value]
+            return [records] if records else []
+        if not hasattr(value, "num_rows"):
+            raise InvalidArgumentError(
+                f"cannot append a {type(value).__name__}; give bytes, str, a Record, a list of them, or Arrow columns"
+            )
+        from basaltmq.log.arrow import from_arrow
+
+        batches = value.to_batches() if hasattr(value, "to_batches") else [value]
+        return [from_arrow(batch, self._clock_ms()) for batch in batches if batch.num_rows]
+
+    def _confirm(self, appends: list[tuple[int, Append]]) -> list[Position]:
+        for _, append in appends:
+            self._drivers.wait(append)
+        self._arrivals.wake()
+        return [Position(chosen, append.base_offset, append.last_offset) for chosen, append in appends]
+
+    def read(
+        self,
+        partition: int = 0,
+        offset: int | None = None,
+        *,
+        limit: int | None = None,
+        key: bytes | None = None,
+        tag: bytes | None = None,
+        since_ms: int | None = None,
+        wait: float | None = 0,
+    ) -> Iterator[StoredRecord]:
+        """Records of a partition from an offset (default: the first kept) or a time on, all or those of a key or tag.
+
+        Ends when there is nothing more for `wait` seconds (0: at once; None: never).
+        """
+        left = limit
+        for batch in self._batches(partition, offset, key, tag, since_ms, wait, left):
+            for record in batch.records():
+                if left is not None:
+                    if left <= 0:
+                        return
+                    left -= 1
+                yield record
+            if left is not None and left <= 0:
+                return
+
+    def read_arrow(
+        self, partition: int = 0, offset: int | None = None, *, since_ms: int | None = None, wait: float | None = 0
+    ) -> Iterator[pa.RecordBatch]:
+        """The same as Arrow batches, without an object per record."""
+        for batch in self._batches(partition, offset, None, None, since_ms, wait, None):
+            if len(batch):
+                yield batch.arrow()
+
+    def _batches(
+        self,
+        partition: int,
+        offset: int | None,
+        key: bytes | None,
+        tag: bytes | None,
+        since_ms: int | None,
+        wait: float | None,
+        limit: int | None,
+    ) -> Iterator[ReadBatch]:
+        if since_ms is not None:
+            if offset is not None:
+                raise InvalidArgumentError("give an offset or a time to begin at, not both")
+            offset = self._drivers.offset_at(self.name, partition, since_ms, Otherwise.LATEST)
+        if offset is None:
+            offset = self.info(partition).start_offset
+        most = READ_RECORDS if limit is None else max(1, min(limit, READ_RECORDS))
+        while True:
+            seen = self._arrivals.count
+            batch = self._read(partition, offset, key, tag, most)
+            yield batch
+            moved, offset = batch.next_offset != offset, batch.next_offset
+            if not moved and not self._arrivals.wait(seen, wait):
+                return
+
+    def _read(self, partition: int, offset: int, key: bytes | None, tag: bytes | None, most: int) -> ReadBatch:
+        if key is not None:
+            if tag is not None:
+                raise InvalidArgumentError("give a key or a tag to look for, not both")
+            return self._drivers.read_by_key(self.name, partition, key, offset, most)
+        if tag is not None:
+            return self._drivers.read_by_tag(self.name, partition, tag, offset, most)
+        return self._drivers.read(self.name, partition, offset, most)
+
+    def consume(
+        self, group: str, *, reset: Reset | str = Reset.EARLIEST, wait: float | None = None, batch: int = 500
+    ) -> Consumer:
+        """Read as a member of a group. Ends when there is nothing for `wait` seconds (None: never, 0: at once)."""
+        return Consumer(self, self._streams, self._arrivals, group, Reset(reset), wait, batch)
+
+    def info(self, partition: int = 0) -> ShardInfo:
+        """Offsets and size of a partition."""
+        return self._drivers.info(self.name, partition)
+
+    def lag(self, group: str) -> list[PartitionLag]:
+        """Where a group stands in this topic."""
+        return [each for each in self._streams.groups.lag(group) if each.topic == self.name]
+
+    def delete_key(self, key: bytes) -> int:
+        """Delete every record of a key; how many there were."""
+        return sum(self._drivers.delete_by_key(self.name, each, key) for each in range(self.partitions))
+
+    def delete_offsets(self, partition: int, offsets: Sequence[int]) -> int:
+        """Delete records by offset; how many there were."""
+        return self._drivers.delete_by_offset(self.name, partition, offsets)
+
+    def delete_before(self, partition: int, offset: int) -> int:
+        """Forget everything below an offset; the first offset kept."""
+        return self._drivers.delete_records_before(self.name, partition, offset)
+
+    def _topic(self) -> Topic:
+        return self._streams.topics.get(self.name)
+
+
+class Consumer:
+    """An iterator over a topic as a member of a group; leaves the group when closed."""
+
+    def __init__(
+        self,
+        topic: EmbeddedTopic,
+        streams: StreamPlane,
+        arrivals: Arrivals,
+        group: str,
+        reset: Reset,
+        wait: float | None,
+        batch: int,
+    ) -> None:
+        self._member = streams.group(group).join([topic.name], reset)
+        self._arrivals = arrivals
+        self._wait = wait
+        self._batch = batch
+        self._ready: list[Delivered] = []
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Delivered:
+        if not self._ready:
+            self._ready = self.poll(self._wait)[::-1]
+            if not self._ready:
+                self.close()
+                raise StopIteration
+        return self._ready.pop()
+
+    def poll(self, wait: float | None = 0) -> list[Delivered]:
+        """Commit what was handed out before, and return the next records; empty after `wait` seconds without any."""
+        self._member.commit()
+        deadline = None if wait is None else time.monotonic() + wait
+        while True:
+            seen = self._arrivals.count
+            found = self._member.poll(self._batch)
+            if found:
+                return found
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if not self._arrivals.wait(seen, left_s):
+                return []
+
+    def commit(self) -> None:
+        """Commit everything handed out so far, the records not yet taken from this iterator excluded."""
+        ahead: dict[tuple[str, int], int] = {}
+        for each in self._ready:
+            place = (each.topic, each.partition)
+            ahead[place] = min(ahead.get(place, each.record.offset), each.record.offset)
+        if ahead:
+            self._member.commit(ahead)
+        else:
+            self._member.commit()
+
+    def close(self) -> None:
+        """Leave the group. What was handed out since the last commit is read again by whoever comes next."""
+        self._member.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _bytes(value: bytes | str) -> bytes:
+    return value.encode() if isinstance(value, str) else value
+
+
+def _level(durability: Durability | str) -> Durability:
+    try:
+        return Durability(durability)
+    except ValueError:
+        known = ", ".join(Durability)
+        raise InvalidArgumentError(f"there is no durability {durability!r}; there is {known}") from None
+
+
+def _value(value: object) -> bytes:
+    if isinstance(value, bytes | str):
+        return _bytes(value)
+    raise InvalidArgumentError(f"a record's value is bytes or text, not {type(value).__name__}")

@@ -1,0 +1,160 @@
+"""A store over another one that is only read: writes stay in memory and are gone at close.
+
+It lets everything that brings rows up to date at open (versions, a stream index behind its log) run beside the process
+that owns the store, on a read-only view, without touching it. What it holds is bounded by what is written to it, so it
+is for catching up and for dry runs, not for work.
+
+Reads see the overlay first: a row there is marked as put or as deleted. Scans merge the two in key order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from heapq import merge
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from basaltmq.errors import StoreReadOnlyError
+from basaltmq.store.api import Reader, Snapshot, Store
+from basaltmq.store.batch import DELETE, PUT, Batch
+from basaltmq.store.families import Family
+from basaltmq.store.memory import MemoryStore, checked_size_bytes
+
+_PRESENT: Final = b"\x01"
+_DELETED: Final = b"\x00"
+
+
+class _Layers:
+    """Reads of an upper layer of marks over a lower one."""
+
+    def __init__(self, lower: Reader, upper: Reader) -> None:
+        self._lower = lower
+        self._upper = upper
+
+    def get(self, family: Family, key: bytes) -> bytes | None:
+        mark = self._upper.get(family, key)
+        if mark is None:
+            return self._lower.get(family, key)
+        return mark[1:] if mark[:1] == _PRESENT else None
+
+    def get_many(self, family: Family, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [self.get(family, key) for key in keys]
+
+    def scan(
+        self, family: Family, start: bytes = b"", end: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        lower = self._lower.scan(family, start, end, reverse=reverse)
+        upper = self._upper.scan(family, start, end, reverse=reverse)
+        return _merged(lower, upper, reverse)
+
+
+def _merged(
+    lower: Iterator[tuple[bytes, bytes]], upper: Iterator[tuple[bytes, bytes]], reverse: bool
+) -> Iterator[tuple[bytes, bytes]]:
+    # `merge` is stable: of one key the upper layer's row comes first and decides.
+    both = merge(
+        ((key, mark, True) for key, mark in upper),
+        ((key, value, False) for key, value in lower),
+        key=lambda row: row[0],
+        reverse=reverse,
+    )
+    decided: bytes | None = None
+    for key, value, is_mark in both:
+        if is_mark:
+            decided = key
+            if value[:1] == _PRESENT:
+                yield key, value[1:]
+        elif key != decided:
+            yield key, value
+
+
+class OverlayStore(_Layers):
+    """A `ManagedStore` whose writes are kept in memory, over a store that is only read."""
+
+    def __init__(self, base: Store) -> None:
+        self._base = base
+        self._marks = MemoryStore()
+        super().__init__(base, self._marks)
+
+    def snapshot(self, *families: Family) -> OverlaySnapshot:
+        return OverlaySnapshot(self._base.snapshot(*families), self._marks.snapshot(*families))
+
+    def write(self, batch: Batch, *, wal: bool = True, wait_ms: int | None = None) -> None:
+        checked_size_bytes(batch)
+        marks = Batch()
+        for kind, family, key, value in batch.ops:
+            if kind == PUT:
+                marks.put(family, key, _PRESENT + value)
+            elif kind == DELETE:
+                marks.put(family, key, _DELETED)
+            else:
+                marks.delete_range(family, key, value)
+                for below, _ in self._base.scan(family, key, value):
+                    marks.put(family, below, _DELETED)
+        self._marks.write(marks)
+
+    def sync(self) -> None:
+        """Nothing here is ever durable."""
+
+    def size_bytes(self) -> int:
+        return self._base.size_bytes()
+
+    def poison(self, error: BaseException) -> None:
+        self._marks.poison(error)
+
+    def discard(self) -> None:
+        """Forget every write, so that reads show the store below as it is."""
+        fresh = MemoryStore()
+        self._marks.close()
+        self._marks = fresh
+        self._upper = fresh
+
+    def close(self) -> None:
+        self._marks.close()
+        self._base.close()
+
+    def set_options(self, options: Mapping[str, str], family: Family | None = None) -> None:
+        raise _read_only()
+
+    def flush(self, family: Family | None = None, *, wait: bool = True) -> None:
+        """There is nothing below to flush to."""
+
+    def compact(self, family: Family | None = None) -> None:
+        raise _read_only()
+
+    def properties(self, family: Family | None = None) -> dict[str, int]:
+        return self._marks.properties(family)
+
+    def statistics(self) -> dict[str, str]:
+        return self._marks.statistics()
+
+    def checkpoint(self, target: Path) -> None:
+        raise _read_only()
+
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> list[str]:
+        raise _read_only()
+
+
+class OverlaySnapshot(_Layers):
+    """Both layers of some families at one moment."""
+
+    def __init__(self, lower: Snapshot, upper: Snapshot) -> None:
+        super().__init__(lower, upper)
+        self._snapshots = (lower, upper)
+
+    def close(self) -> None:
+        for snapshot in self._snapshots:
+            snapshot.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _read_only() -> StoreReadOnlyError:
+    return StoreReadOnlyError("this is a view of a store; open the store itself for that")
