@@ -44,6 +44,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "kind:bytes": st.binary(min_size=1, max_size=1),
     "role:int": st.integers(0, 255),
     "chunk:int": U32,
+    "lane:int": U32,
     "partition:int": U32,
     "format_id:int": I64,
     "time_ms:int": I64,
