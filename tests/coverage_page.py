@@ -133,6 +133,11 @@ def _tests_in(body: list[ast.stmt], inherited: set[str]) -> Iterator[tuple[str, 
                 yield from _tests_in(node.body, own)
             elif node.name.startswith("test_"):
                 yield node.name, own
+        elif isinstance(node, ast.Assign):
+            # A state machine's test case gets its marks where it gets its name.
+            for target in node.targets:
+                if isinstance(target, ast.Name) and target.id.startswith("Test"):
+                    yield target.id, inherited | set(marks_of(node.value))
 
 
 def collect(tests: Path) -> dict[str, list[tuple[str, str]]]:

@@ -36,11 +36,15 @@ class TestMany:
     def helper(self): ...
 
 def test_plain(): ...
+
+TestMachine = pytest.mark.spec("B2")(Machine.TestCase)
+TestMachine.settings = settings(max_examples=5)
 """
     assert dict(marked_tests(ast.parse(code))) == {
         "test_one": {"A1", "A2", "A3", "P1"},
         "test_two": {"A1", "P2", "B1"},
         "test_plain": {"A1"},
+        "TestMachine": {"A1", "B2"},
     }
 
 

@@ -85,10 +85,15 @@ def test_no_registry_and_no_path_of_a_machine_is_named() -> None:
 
 
 def holds_a_test(tree: ast.AST) -> bool:
-    return any(
-        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
-        for node in ast.walk(tree)
-    )
+    """A test function, or a `Test...` name given to a state machine's test case."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            return True
+        if isinstance(node, ast.Assign) and any(
+            isinstance(t, ast.Name) and t.id.startswith("Test") for t in node.targets
+        ):
+            return True
+    return False
 
 
 def test_every_test_file_holds_a_test() -> None:
@@ -101,7 +106,14 @@ def test_every_test_file_holds_a_test() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "holds"), [("x = 1", False), ("def test_a(): ...", True), ("def helper(): ...", False)]
+    ("code", "holds"),
+    [
+        ("x = 1", False),
+        ("def test_a(): ...", True),
+        ("def helper(): ...", False),
+        ("TestIt = Machine.TestCase", True),
+        ("Tester.x = 1", False),
+    ],
 )
 def test_the_look_for_tests_itself(code: str, holds: bool) -> None:
     assert holds_a_test(ast.parse(code)) is holds
