@@ -1,0 +1,86 @@
+"""A change: the batch of one operation (or of several that belong together), and what memory does about it.
+
+What a change takes away (a message leased, acked, dropped) is taken from memory at once, so that nobody else gets it,
+and put back by `undo` if the write fails. What a change adds (a message published, returned, moved) is shown by
+`after`, once the write has returned. So memory never shows what the disk has not, and a refused write costs nothing.
+
+A message that is published and settled inside one change never reaches the disk: its rows are cancelled, and the
+publisher is confirmed like any other when the change is durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from basaltmq.errors import BasaltError
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+
+Step: TypeAlias = Callable[[], None]
+
+
+class Change:
+    """Rows to write together, and the steps in memory that hang on it."""
+
+    __slots__ = (
+        "_cancelled",
+        "_steps_after",
+        "_steps_before",
+        "_steps_undo",
+        "batch",
+        "fresh",
+        "marks",
+        "now_ns",
+        "refusal",
+    )
+
+    def __init__(self, now_ns: int) -> None:
+        self.now_ns = now_ns
+        self.batch = Batch()
+        self.fresh: set[bytes] = set()
+        """Keys of messages that were published and handed out in this change."""
+        self.marks: set[object] = set()
+        """What need not be put twice in one change."""
+        self.refusal: BasaltError | None = None
+        """To be raised when the change is written: the call did something, but not what was asked."""
+        self._steps_before: dict[object, Step] = {}
+        self._steps_after: list[Step] = []
+        self._steps_undo: list[Step] = []
+        self._cancelled: set[tuple[Family, bytes]] = set()
+
+    def has_before(self, owner: object) -> bool:
+        return owner in self._steps_before
+
+    def before(self, owner: object, step: Step) -> None:
+        """Run `step` just before the write, once per owner: rows that sum up the whole change."""
+        self._steps_before[owner] = step
+
+    def after(self, step: Step) -> None:
+        """Run `step` when the write has returned. It must not fail."""
+        self._steps_after.append(step)
+
+    def undo(self, step: Step) -> None:
+        """Run `step` if the change is not written. Steps run from the last to the first."""
+        self._steps_undo.append(step)
+
+    def cancel(self, family: Family, key: bytes) -> None:
+        """Forget every put of this row in this change."""
+        self._cancelled.add((family, key))
+
+    def seal(self) -> Batch:
+        """The batch to write, with what sums it up and without what was cancelled."""
+        for step in list(self._steps_before.values()):
+            step()
+        if self._cancelled:
+            cancelled = self._cancelled
+            self.batch.ops = [op for op in self.batch.ops if (op[1], op[2]) not in cancelled]
+        return self.batch
+
+    def applied(self) -> None:
+        for step in self._steps_after:
+            step()
+
+    def refused(self) -> None:
+        for step in reversed(self._steps_undo):
+            step()

@@ -1,0 +1,60 @@
+"""A message on its way into a queue: what the publisher says. The queue adds the rest."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from basaltmq.errors import InvalidArgumentError
+from basaltmq.queues.config import DURATION_MS_MAX
+from basaltmq.queues.message import Message, check_message
+
+DEDUP_ID_BYTES_MAX: Final = 256
+"""A UUID, a hash or an order number fit; the id is kept for the whole window."""
+
+FAIRNESS_KEY_DEFAULT: Final = "default"
+
+
+class Draft(msgspec.Struct, kw_only=True, gc=False):
+    """A message to be enqueued."""
+
+    payload: bytes
+    headers: dict[str, str] = {}
+    properties: bytes = b""
+    fairness_key: str = FAIRNESS_KEY_DEFAULT
+    weight: int = 1
+    throttle_keys: tuple[str, ...] = ()
+    priority: int = 0
+    ttl_ms: int | None = None
+    delay_ms: int = 0
+    dedup_id: bytes = b""
+    """Two drafts with the same id within the queue's window are one message."""
+    transient: bool = False
+    """Kept in memory, lost at restart."""
+
+
+def to_message(draft: Draft, queue: str, message_id: bytes, enqueued_ns: int, expires_ns: int) -> Message:
+    """The message of a draft, checked."""
+    for name, value in (("ttl_ms", draft.ttl_ms), ("delay_ms", draft.delay_ms)):
+        if value is not None and (type(value) is not int or not 0 <= value <= DURATION_MS_MAX):
+            raise InvalidArgumentError(f"{name} of a message is 0 to {DURATION_MS_MAX}, not {value!r:.80}")
+    if not isinstance(draft.dedup_id, bytes) or len(draft.dedup_id) > DEDUP_ID_BYTES_MAX:
+        raise InvalidArgumentError(
+            f"a deduplication id is up to {DEDUP_ID_BYTES_MAX} bytes, not {draft.dedup_id!r:.80}"
+        )
+    return check_message(
+        Message(
+            id=message_id,
+            queue=queue,
+            payload=draft.payload,
+            enqueued_ns=enqueued_ns,
+            fairness_key=draft.fairness_key,
+            headers=draft.headers,
+            properties=draft.properties,
+            weight=draft.weight,
+            throttle_keys=draft.throttle_keys,
+            priority=draft.priority,
+            expires_ns=expires_ns,
+        )
+    )

@@ -1,0 +1,264 @@
+"""A backing queue that is fair between the fairness keys of its messages (SPEC C10).
+
+One `PagingQueue` per fairness key that has something ready, and a scheduler (fairness.py) that says whose turn it is. A
+key that runs empty is forgotten, so memory follows the keys that have messages, not those there ever were. With one
+key it costs one comparison per message.
+
+Which keys have messages on disk is found when the queue is first read after it was loaded: one pass that jumps from
+key to key. The weight of a key is that of the message that came last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Final
+
+from basaltmq.queues.backing import Entry, Info, IsLeased
+from basaltmq.queues.change import Change
+from basaltmq.queues.fairness import FairScheduler
+from basaltmq.queues.paging import MemoryBudget, PagingLimits, PagingQueue, cancel_rows, delete_rows, put_rows
+from basaltmq.queues.rows import prefix_of, read_entry, weight_of
+from basaltmq.store.api import Store
+from basaltmq.store.families import Family
+from basaltmq.store.keys import lp, message_prefix, prefix_range, take_lp
+
+_PLACE_BYTES: Final = 24
+"""Enqueue time and id: what a message's key has behind its sub-queue."""
+
+_STRIDE: Final = 8
+"""Rows of one sub-queue that are stepped over before it is cheaper to seek to the next one."""
+
+
+def sub_queues_on_disk(store: Store, queue: str) -> Iterator[tuple[str, bytes]]:
+    """Sub-queues that have a row, each with the first one."""
+    start, end = prefix_range(message_prefix(queue))
+    head = len(start)
+    while True:
+        current = b""
+        stepped = 0
+        for key, row in store.scan(Family.MESSAGES, start, end):
+            if current and key.startswith(current):
+                stepped += 1
+                if stepped > _STRIDE:
+                    break
+                continue
+            sub, at = take_lp(key, head)
+            current, stepped = key[:at], 0
+            yield sub.decode(), row
+        else:
+            return
+        following = prefix_range(current)[1]
+        assert following is not None, "a length-prefixed name is never all 0xff"
+        start = following
+
+
+class FairQueue:
+    """Messages of several fairness keys, taken by weighted turns."""
+
+    __slots__ = ("_budget", "_discover", "_head", "_is_leased", "_limits", "_queue", "_scheduler", "_store", "_subs")
+
+    def __init__(
+        self,
+        store: Store,
+        queue: str,
+        budget: MemoryBudget,
+        limits: PagingLimits,
+        is_leased: IsLeased,
+        discover: Callable[[], Iterable[tuple[str, bytes]]] | None = None,
+    ) -> None:
+        """`discover` tells the sub-queues on disk when first asked; None if there are none."""
+        self._store = store
+        self._queue = queue
+        self._head = len(lp(queue)) + 2
+        self._budget = budget
+        self._limits = limits
+        self._is_leased = is_leased
+        self._subs: dict[str, PagingQueue] = {}
+        self._scheduler = FairScheduler()
+        self._discover = discover
+
+    def publish(self, change: Change, entries: Sequence[Entry]) -> None:
+        put_rows(change, entries)
+        change.after(lambda: self.append(entries))
+
+    def publish_delivered(self, change: Change, entries: Sequence[Entry]) -> None:
+        put_rows(change, entries)
+
+    def discard(self, change: Change, entries: Sequence[Entry]) -> None:
+        cancel_rows(change, entries)
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        for sub, group in self._by_sub(entries):
+            weight = weight_of(group[-1].row)
+            self._sub(sub).append(group)
+            self._scheduler.ready(sub, weight)
+
+    def put_back(self, entries: Sequence[Entry]) -> None:
+        for sub, group in self._by_sub(entries):
+            self._sub(sub).put_back(group)
+            self._scheduler.ready(sub)
+
+    def requeue(self, change: Change, entries: Sequence[Entry]) -> None:
+        change.after(lambda: self.put_back(entries))
+
+    def _by_sub(self, entries: Sequence[Entry]) -> Iterable[tuple[str, Sequence[Entry]]]:
+        if not entries:
+            return []
+        prefix = entries[0].key[:-_PLACE_BYTES]
+        if not [e for e in entries if not e.key.startswith(prefix)]:
+            return [(prefix[self._head :].decode(), entries)]
+        ordered = sorted(entries, key=lambda e: e.key)
+        return [
+            (prefix[self._head :].decode(), list(group))
+            for prefix, group in groupby(ordered, lambda e: e.key[:-_PLACE_BYTES])
+        ]
+
+    def _sub(self, sub: str) -> PagingQueue:
+        found = self._subs.get(sub)
+        if found is None:
+            # Before the sub-queues on disk are known, this one may have messages there.
+            found = self._subs[sub] = self._make(sub, known_empty=self._discover is None)
+        return found
+
+    def _make(self, sub: str, *, known_empty: bool) -> PagingQueue:
+        return PagingQueue(
+            self._store,
+            prefix_of(self._queue, sub),
+            self._budget,
+            self._limits,
+            read_entry,
+            self._is_leased,
+            known_empty=known_empty,
+        )
+
+    def _known(self) -> None:
+        """Learn which sub-queues are on disk."""
+        if self._discover is None:
+            return
+        discover, self._discover = self._discover, None
+        for sub, row in discover():
+            self.add_sub(sub, row)
+
+    def add_sub(self, sub: str, row: bytes) -> None:
+        """A sub-queue is on disk, and this is a row of it."""
+        if sub not in self._subs:
+            self._subs[sub] = self._make(sub, known_empty=False)
+            self._scheduler.ready(sub, weight_of(row))
+
+    def fetch(self, count: int) -> list[Entry]:
+        self._known()
+        if len(self._subs) == 1:
+            sub, only = next(iter(self._subs.items()))
+            taken = only.fetch(count)
+            if len(taken) < count:
+                self._lose(sub)
+            return taken
+        taken = []
+
+        def fetch(sub: str, most: int) -> tuple[int, bool]:
+            queue = self._subs[sub]
+            found = queue.fetch(most)
+            taken.extend(found)
+            more = len(found) == most and not queue.is_empty()
+            if not more:
+                del self._subs[sub]
+            return len(found), more
+
+        self._scheduler.deliver(count, fetch)
+        return taken
+
+    def _lose(self, sub: str) -> None:
+        del self._subs[sub]
+        self._scheduler.idle(sub)
+
+    def ack(self, change: Change, entries: Sequence[Entry]) -> None:
+        delete_rows(change, entries)
+
+    def drop(self, change: Change, count: int) -> list[Entry]:
+        return self._delete_taken(change, self.fetch(count))
+
+    def dropwhile(
+        self, change: Change, holds: Callable[[Entry], bool], count_max: int, sub: str | None = None
+    ) -> list[Entry]:
+        return self._delete_taken(change, self.fetchwhile(holds, count_max, sub))
+
+    def _delete_taken(self, change: Change, taken: list[Entry]) -> list[Entry]:
+        delete_rows(change, taken)
+        change.undo(lambda: self.put_back(taken))
+        return taken
+
+    def fetchwhile(self, holds: Callable[[Entry], bool], count_max: int, sub: str | None = None) -> list[Entry]:
+        self._known()
+        taken: list[Entry] = []
+        for name in list(self._subs) if sub is None else [sub]:
+            queue = self._subs.get(name)
+            if queue is not None:
+                taken += queue.fetchwhile(holds, count_max - len(taken))
+                if queue.is_empty():
+                    self._lose(name)
+        return taken
+
+    def remove(self, change: Change, entries: Sequence[Entry]) -> None:
+        delete_rows(change, entries)
+        change.after(lambda: self._forget(entries))
+
+    def _forget(self, entries: Sequence[Entry]) -> None:
+        for sub, group in self._by_sub(entries):
+            queue = self._subs.get(sub)
+            if queue is not None:
+                queue.forget(group)
+
+    def purge(self) -> None:
+        for sub, queue in list(self._subs.items()):
+            queue.purge()
+            self._lose(sub)
+        self._discover = None
+
+    def shrink(self) -> None:
+        for queue in self._subs.values():
+            queue.shrink()
+
+    def head(self) -> Entry | None:
+        self._known()
+        for sub, queue in list(self._subs.items()):
+            found = queue.head()
+            if found is not None:
+                return found
+            self._lose(sub)
+        return None
+
+    def is_empty(self) -> bool:
+        return self.head() is None
+
+    def resident_len(self) -> int:
+        return sum(queue.resident_len() for queue in self._subs.values())
+
+    def is_duplicate(self, key: bytes) -> bool:
+        self._known()
+        queue = self._subs.get(key[self._head : -_PLACE_BYTES].decode())
+        return queue is not None and queue.is_duplicate(key)
+
+    def browse(self, after: bytes, count: int) -> list[Entry]:
+        self._known()
+        found: list[Entry] = []
+        for sub in sorted(self._subs, key=lp):
+            if len(found) == count:
+                break
+            found += self._subs[sub].browse(after, count - len(found))
+        return found
+
+    def sub_queues(self) -> dict[str, int]:
+        """Fairness keys that have messages, and how many of each are in memory."""
+        self._known()
+        return {sub: queue.resident_len() for sub, queue in self._subs.items()}
+
+    def info(self) -> Info:
+        infos = [queue.info() for queue in self._subs.values()]
+        return Info(
+            sum(i.resident for i in infos),
+            sum(i.resident_bytes for i in infos),
+            self._discover is not None or any(i.paged for i in infos),
+            any(i.spilled for i in infos),
+            len(infos),
+        )

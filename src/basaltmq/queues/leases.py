@@ -1,0 +1,355 @@
+"""Leases (SPEC C7): who has which messages until when, and the token that proves it.
+
+A lease is made per call, not per message: `lease(100)` writes one row that names its hundred messages and one row in
+the expiry index. Acking deletes message rows and nothing else, until the last message of the call is settled and both
+rows go with it. So after a crash the messages of a lease row that still exist are the ones that are leased. What leaves
+a lease alive (nack, release, a split by extend) is taken out of its row in the same batch.
+
+    lease call row   | layout u8 | expires ns u64 | leased ns u64 | consumer bytes u16 | consumer
+                     | per sub-queue: lp(sub-queue) | count u32 | count times enqueued ns u64, id (16) | ...
+
+Tokens fence: they grow with every lease, over restarts too, because the high bits are a boot number that is raised
+durably before the first lease. An answer with a token that is not alive, or for a message it does not hold, is refused
+whole and touches nothing.
+
+    token   | boot u24 | count u40 |
+
+The plane keeps all expiries of a boot in one heap. What earlier boots left is on disk in the same order and is read in
+pages as its time comes, so opening costs nothing per lease. A lease whose expiry is FOREVER ends with its consumer:
+by release, or at the next open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import groupby, islice
+from struct import Struct
+from struct import error as struct_error
+from typing import Final
+
+from basaltmq.errors import CorruptionError, LimitExceededError, StaleLeaseError, StorageError
+from basaltmq.queues.backing import TRANSIENT, Entry
+from basaltmq.queues.rows import read_entry
+from basaltmq.store.api import Store
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+from basaltmq.store.keys import (
+    decode_lease_call_expiry_key,
+    decode_lease_call_key,
+    lease_call_expiry_key,
+    lease_call_key,
+    lease_call_prefix,
+    lease_expiry_bound,
+    lp,
+    prefix_range,
+    take_lp,
+)
+
+LAYOUT: Final = 1
+
+FOREVER: Final = (1 << 64) - 1
+"""The expiry of a lease that lasts as long as its consumer."""
+
+LEASE_MAX: Final = 10_000
+"""Messages of one call: its row stays under half a megabyte and its failure is one batch."""
+
+LEASED_MAX: Final = 1_000_000
+"""Messages leased in one queue: about 350 bytes of memory each, which is what bounds them."""
+
+EXPIRY_PAGE: Final = 1024
+"""Leases of earlier boots read at once."""
+
+HEAP_SLACK: Final = 1024
+"""Settled leases that may wait in the heap beside as many as are alive."""
+
+_BOOT_BITS: Final = 24
+_COUNT_BITS: Final = 40
+_BOOT_ROW: Final = b"queue_lease_boot"
+_BOOT: Final = Struct(">I")
+_HEAD: Final = Struct(">BQQH")
+_COUNT: Final = Struct(">I")
+_PLACE_BYTES: Final = 24
+
+
+class Tokens:
+    """Fencing tokens of one boot."""
+
+    __slots__ = ("_next", "_start")
+
+    def __init__(self, boot: int) -> None:
+        self._start = self._next = boot << _COUNT_BITS
+
+    @classmethod
+    def open(cls, store: Store) -> Tokens:
+        """Raise the boot number, durably."""
+        raw = store.get(Family.VERSION, _BOOT_ROW)
+        boot = (0 if raw is None else _BOOT.unpack(raw)[0]) + 1
+        if boot >> _BOOT_BITS:
+            raise StorageError(f"the store was opened {boot} times; its lease tokens are used up: move to a new store")
+        batch = Batch()
+        batch.put(Family.VERSION, _BOOT_ROW, _BOOT.pack(boot))
+        store.write(batch)
+        store.sync()
+        return cls(boot)
+
+    def next(self) -> int:
+        self._next += 1
+        return self._next
+
+    def is_of_this_boot(self, token: int) -> bool:
+        return token > self._start
+
+
+class LeaseCall:
+    """The messages of one lease call that are not settled."""
+
+    __slots__ = ("consumer", "entries", "expires_ns", "leased_ns", "token")
+
+    def __init__(self, token: int, consumer: str, leased_ns: int, expires_ns: int, entries: dict[bytes, Entry]) -> None:
+        self.token = token
+        self.consumer = consumer
+        self.leased_ns = leased_ns
+        self.expires_ns = expires_ns
+        self.entries = entries
+
+
+def encode_lease_call(call: LeaseCall, queue_bytes: int) -> bytes:
+    """The row of a call; `queue_bytes` is the length of lp(queue), which its keys begin with."""
+    consumer = lp(call.consumer)[2:]
+    parts = [_HEAD.pack(LAYOUT, call.expires_ns, call.leased_ns, len(consumer)), consumer]
+    tails = [e.key[queue_bytes:] for e in call.entries.values() if not e.flags & TRANSIENT]
+    for sub, group in groupby(tails, lambda tail: tail[:-_PLACE_BYTES]):
+        places = [tail[-_PLACE_BYTES:] for tail in group]
+        parts += (sub, _COUNT.pack(len(places)), *places)
+    return b"".join(parts)
+
+
+def decode_lease_call(queue: str, token: int, row: bytes) -> tuple[LeaseCall, list[bytes]]:
+    """A call without its entries, and the keys of its messages."""
+    prefix = lp(queue)
+    message_keys: list[bytes] = []
+    try:
+        layout, expires_ns, leased_ns, consumer_bytes = _HEAD.unpack_from(row)
+        at = _HEAD.size + consumer_bytes
+        consumer = row[_HEAD.size : at].decode()
+        if layout != LAYOUT:
+            raise ValueError
+        while at < len(row):
+            sub, end = take_lp(row, at)
+            start = end + _COUNT.size
+            count = _COUNT.unpack_from(row, end)[0]
+            head = prefix + lp(sub)
+            at = start + count * _PLACE_BYTES
+            if at > len(row):
+                raise ValueError
+            message_keys += [head + row[i : i + _PLACE_BYTES] for i in range(start, at, _PLACE_BYTES)]
+    except (struct_error, ValueError, CorruptionError):
+        raise CorruptionError(f"lease {token} of queue {queue!r} is damaged ({len(row)} bytes)") from None
+    return LeaseCall(token, consumer, leased_ns, expires_ns, {}), message_keys
+
+
+class Leases:
+    """The leases of one queue. Changes rows in the batch it is handed, and its own memory at once."""
+
+    __slots__ = ("_by_id", "_by_token", "_queue", "_queue_bytes", "size_bytes")
+
+    def __init__(self, queue: str) -> None:
+        self._queue = queue
+        self._queue_bytes = len(lp(queue))
+        self._by_token: dict[int, LeaseCall] = {}
+        self._by_id: dict[bytes, LeaseCall] = {}
+        self.size_bytes = 0
+        """Bodies of all leased messages."""
+
+    @classmethod
+    def load(cls, store: Store, queue: str) -> Leases:
+        """The leases that rows tell of, with those of their messages that still exist."""
+        leases = cls(queue)
+        for key, row in store.scan(Family.LEASE_CALLS, *prefix_range(lease_call_prefix(queue))):
+            call, message_keys = decode_lease_call(queue, decode_lease_call_key(key)[1], row)
+            found = store.get_many(Family.MESSAGES, message_keys)
+            for message_key, message_row in zip(message_keys, found, strict=True):
+                if message_row is not None:
+                    entry = read_entry(message_key, message_row)
+                    entry.row = b""
+                    call.entries[message_key[-16:]] = entry
+            leases.restore(call, call.entries)
+        return leases
+
+    def __len__(self) -> int:
+        """Messages leased."""
+        return len(self._by_id)
+
+    def calls(self) -> list[LeaseCall]:
+        return list(self._by_token.values())
+
+    def has_key(self, key: bytes) -> bool:
+        return key[-16:] in self._by_id
+
+    def call_of(self, message_id: bytes) -> LeaseCall | None:
+        return self._by_id.get(message_id)
+
+    def room(self) -> int:
+        return LEASED_MAX - len(self._by_id)
+
+    def keys(self) -> list[bytes]:
+        return [e.key for call in self._by_token.values() for e in call.entries.values()]
+
+    def add(self, batch: Batch, call: LeaseCall) -> None:
+        """Begin a lease."""
+        if len(call.entries) > LEASE_MAX:
+            raise LimitExceededError(f"a lease of {len(call.entries)} messages: at most {LEASE_MAX} in one call")
+        self.restore(call, call.entries)
+        self._write(batch, call)
+
+    def restore(self, call: LeaseCall, entries: dict[bytes, Entry]) -> None:
+        """Hold messages under a call in memory, as when their removal was not written."""
+        call.entries.update(entries)
+        self._by_token[call.token] = call
+        self._by_id.update(dict.fromkeys(entries, call))
+        self.size_bytes += sum([e.size_bytes for e in entries.values()])
+
+    def forget(self, call: LeaseCall) -> None:
+        """Drop a call from memory, as when it was not written."""
+        self._by_token.pop(call.token, None)
+        self._lose(call.entries)
+
+    def require(self, token: int) -> LeaseCall:
+        call = self._by_token.get(token)
+        if call is None:
+            raise StaleLeaseError(
+                f"lease {token} of queue {self._queue!r} is over: it expired, or all its messages are settled; "
+                "lease again, and extend in time"
+            )
+        return call
+
+    def take(self, token: int, ids: Sequence[bytes] | None) -> tuple[LeaseCall, dict[bytes, Entry]]:
+        """Take messages (all by default) out of a live lease, in memory; refused whole if one is not in it."""
+        call = self.require(token)
+        if ids is None:
+            taken = call.entries
+            call.entries = {}
+        else:
+            held = call.entries
+            taken = {}
+            for message_id in ids:
+                entry = held.get(message_id)
+                if entry is None or message_id in taken:
+                    raise StaleLeaseError(
+                        f"message {message_id.hex()} is not held by lease {token} of queue {self._queue!r}: it was "
+                        "settled before, or belongs to another lease"
+                    )
+                taken[message_id] = entry
+            for message_id in taken:
+                del held[message_id]
+        self._lose(taken)
+        if not call.entries:
+            del self._by_token[token]
+        return call, taken
+
+    def _lose(self, entries: dict[bytes, Entry]) -> None:
+        by_id = self._by_id
+        for message_id in entries:
+            del by_id[message_id]
+        self.size_bytes -= sum([e.size_bytes for e in entries.values()])
+
+    def settled(self, batch: Batch, call: LeaseCall, *, rewrite: bool) -> None:
+        """Write what `take` left. `rewrite` if what was taken goes on living as a message of this queue."""
+        if not call.entries:
+            batch.delete(Family.LEASE_CALLS, lease_call_key(self._queue, call.token))
+            batch.delete(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key(call.expires_ns, self._queue, call.token))
+        elif rewrite:
+            batch.put(Family.LEASE_CALLS, lease_call_key(self._queue, call.token), self._encode(call))
+
+    def move_expiry(self, batch: Batch, call: LeaseCall, expires_ns: int) -> None:
+        batch.delete(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key(call.expires_ns, self._queue, call.token))
+        call.expires_ns = expires_ns
+        self._write(batch, call)
+
+    def _write(self, batch: Batch, call: LeaseCall) -> None:
+        batch.put(Family.LEASE_CALLS, lease_call_key(self._queue, call.token), self._encode(call))
+        batch.put(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key(call.expires_ns, self._queue, call.token), b"")
+
+    def _encode(self, call: LeaseCall) -> bytes:
+        return encode_lease_call(call, self._queue_bytes)
+
+    def delete_rows(self, batch: Batch) -> None:
+        """Every row of every lease of the queue."""
+        for call in self._by_token.values():
+            batch.delete(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key(call.expires_ns, self._queue, call.token))
+        start, end = prefix_range(lease_call_prefix(self._queue))
+        assert end is not None, "a length-prefixed name is never all 0xff"
+        batch.delete_range(Family.LEASE_CALLS, start, end)
+
+
+class LeaseExpiry:
+    """Leases of all queues by time."""
+
+    def __init__(self, store: Store, tokens: Tokens) -> None:
+        self._store = store
+        self._tokens = tokens
+        self._heap: list[tuple[int, str, int]] = []
+        self._expires: dict[int, int] = {}
+        self._pages_from: bytes | None = b""
+        self._read_page()
+        self._end_endless()
+
+    def add(self, expires_ns: int, queue: str, token: int) -> None:
+        """Remember a lease, or that it has another expiry."""
+        if expires_ns == FOREVER:
+            self._expires.pop(token, None)
+            return
+        self._expires[token] = expires_ns
+        heappush(self._heap, (expires_ns, queue, token))
+        if len(self._heap) > 2 * len(self._expires) + HEAP_SLACK:
+            self._heap = [each for each in self._heap if self._expires.get(each[2]) == each[0]]
+            heapify(self._heap)
+
+    def remove(self, token: int) -> None:
+        """Forget a lease that is settled. Its place in the heap goes when it comes up, or when too many wait there."""
+        self._expires.pop(token, None)
+
+    def due(self, now_ns: int, count_max: int) -> list[tuple[int, str, int]]:
+        """Take up to `count_max` that are due (expiry, queue, token), the earliest first."""
+        found: list[tuple[int, str, int]] = []
+        while len(found) < count_max:
+            deadline = self.deadline_ns()
+            if deadline is None or deadline > now_ns:
+                break
+            if self._heap and self._heap[0][0] == deadline:
+                found.append(heappop(self._heap))
+                self._expires.pop(found[-1][2])
+            else:
+                self._read_page()
+        return found
+
+    def deadline_ns(self) -> int | None:
+        """When to come back: for the first lease known, or to read on."""
+        heap, expires = self._heap, self._expires
+        while heap and expires.get(heap[0][2]) != heap[0][0]:
+            heappop(heap)
+        first = heap[0][0] if heap else None
+        if self._pages_from:
+            page = int.from_bytes(self._pages_from[:8], "big")
+            return page if first is None else min(first, page)
+        return first
+
+    def _read_page(self) -> None:
+        """Take in the next leases of earlier boots."""
+        assert self._pages_from is not None
+        rows = self._store.scan(Family.LEASE_CALL_EXPIRY, self._pages_from, lease_expiry_bound(FOREVER))
+        keys = [key for key, _ in islice(rows, EXPIRY_PAGE + 1)]
+        for expires_ns, queue, token in self._left_over(keys[:EXPIRY_PAGE]):
+            self.add(expires_ns, queue, token)
+        self._pages_from = keys[EXPIRY_PAGE] if len(keys) > EXPIRY_PAGE else None
+
+    def _end_endless(self) -> None:
+        """The consumers of earlier boots are gone, so what they held for ever is due."""
+        rows = self._store.scan(Family.LEASE_CALL_EXPIRY, lease_expiry_bound(FOREVER))
+        for _, queue, token in self._left_over(key for key, _ in rows):
+            self.add(0, queue, token)
+
+    def _left_over(self, keys: Iterable[bytes]) -> Iterable[tuple[int, str, int]]:
+        decoded = (decode_lease_call_expiry_key(key) for key in keys)
+        return (each for each in decoded if not self._tokens.is_of_this_boot(each[2]))

@@ -1,0 +1,466 @@
+"""The main backing queue: a window of the head in memory, the rest on disk. The idea is told in backing.py.
+
+    returned (heap)   messages that came back, by key
+    window (deque)    the head, in key order; everything up to the cursor that is ready
+    cursor            first key that is on disk only; None while the window reaches to the queue's end
+    gone              keys deleted while they sit in the window or the heap; skipped when they come up
+
+Reading ahead fetches up to `read_ahead` rows in one scan that begins at the cursor. Publishing appends to the window
+while it is open and there is room, and costs an append per message.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, merge
+from typing import Final
+
+from basaltmq.errors import StoreStalledError
+from basaltmq.queues.backing import (
+    ENTRY_OVERHEAD_BYTES,
+    SPILLED,
+    TRANSIENT,
+    Entry,
+    Info,
+    IsLeased,
+    ReadEntry,
+)
+from basaltmq.queues.change import Change
+from basaltmq.store.api import Store
+from basaltmq.store.batch import DELETE, PUT, Batch
+from basaltmq.store.families import MIB, Family
+from basaltmq.store.keys import prefix_range
+
+RESIDENT_BYTES_MIN: Final = 16 * 1024
+"""What a queue may keep when all queues together are over their budget, so that none of them reads row by row."""
+
+SPILL_WAIT_MS: Final = 0
+"""A transient message that cannot be paged at once stays in memory: the publisher is not made to wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PagingLimits:
+    """How much of one queue is in memory."""
+
+    resident_max: int = 8192
+    """Messages: enough for the busiest consumer between two reads, small enough that thousands of queues fit."""
+    resident_bytes_max: int = 4 * MIB
+    """A queue shorter than this is served from memory."""
+    read_ahead: int = 512
+    """Rows per scan: the scan's own cost is spread thin, and the loop is held for about a millisecond."""
+    read_ahead_bytes: int = MIB
+
+
+class MemoryBudget:
+    """One limit for the windows of all queues of a plane."""
+
+    __slots__ = ("limit_bytes", "used_bytes")
+
+    def __init__(self, limit_bytes: int = 64 * MIB) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+
+    def room_bytes(self) -> int:
+        return self.limit_bytes - self.used_bytes
+
+
+def put_rows(change: Change, entries: Sequence[Entry]) -> None:
+    """Write the rows of persistent messages."""
+    messages = Family.MESSAGES
+    change.batch.ops += [(PUT, messages, e.key, e.row) for e in entries if not e.flags & TRANSIENT]
+
+
+def delete_rows(change: Change, entries: Sequence[Entry]) -> None:
+    """Delete the rows of messages, persistent and spilled."""
+    messages = Family.MESSAGES
+    ops = change.batch.ops
+    plain = [(DELETE, messages, e.key, b"") for e in entries if not e.flags & TRANSIENT]
+    ops += plain
+    if len(plain) < len(entries):
+        ops += [(DELETE, Family.TRANSIENT, e.key, b"") for e in entries if e.flags & SPILLED]
+
+
+def cancel_rows(change: Change, entries: Sequence[Entry]) -> None:
+    """Forget the rows of messages that this change brought in."""
+    for entry in entries:
+        if not entry.flags & TRANSIENT:
+            change.cancel(Family.MESSAGES, entry.key)
+
+
+class PagingQueue:
+    """The messages of one sub-queue, in key order."""
+
+    __slots__ = (
+        "_bytes",
+        "_cursor",
+        "_gone",
+        "_has_spilled",
+        "_is_leased",
+        "_limits",
+        "_prefix",
+        "_read",
+        "_returned",
+        "_store",
+        "_window",
+        "budget",
+    )
+
+    def __init__(
+        self,
+        store: Store,
+        prefix: bytes,
+        budget: MemoryBudget,
+        limits: PagingLimits,
+        read: ReadEntry,
+        is_leased: IsLeased,
+        *,
+        known_empty: bool = False,
+        head: bytes | None = None,
+    ) -> None:
+        """`head`: a key at or below the first message, where reading begins; by default the start of the prefix."""
+        self._store = store
+        self._prefix = prefix
+        self.budget = budget
+        self._limits = limits
+        self._read = read
+        self._is_leased = is_leased
+        self._window: deque[Entry] = deque()
+        self._returned: list[tuple[bytes, Entry]] = []
+        self._gone: set[bytes] = set()
+        self._cursor: bytes | None = None if known_empty else head or prefix
+        self._bytes = 0
+        self._has_spilled = False
+
+    def publish(self, change: Change, entries: Sequence[Entry]) -> None:
+        put_rows(change, entries)
+        change.after(lambda: self.append(entries))
+
+    def publish_delivered(self, change: Change, entries: Sequence[Entry]) -> None:
+        put_rows(change, entries)
+
+    def discard(self, change: Change, entries: Sequence[Entry]) -> None:
+        cancel_rows(change, entries)
+
+    def fetch(self, count: int) -> list[Entry]:
+        taken: list[Entry] = []
+        while len(taken) < count:
+            if self._returned or self._gone:
+                entry = self._pop()
+                if entry is not None:
+                    taken.append(entry)
+                    continue
+            elif self._window:
+                taken += self._take(count - len(taken))
+                continue
+            if not self._read_ahead(count - len(taken)):
+                break
+        return taken
+
+    def _take(self, count: int) -> list[Entry]:
+        """Up to `count` from the window, when nothing else is in memory."""
+        window = self._window
+        if count >= len(window):
+            taken = list(window)
+            window.clear()
+        else:
+            popleft = window.popleft
+            taken = [popleft() for _ in range(count)]
+        self._charge(-sum([len(e.row) for e in taken]) - ENTRY_OVERHEAD_BYTES * len(taken))
+        return taken
+
+    def _pop(self) -> Entry | None:
+        """The first message in memory, if nothing on disk comes before it."""
+        while self._returned or self._window:
+            returned, window, cursor = self._returned, self._window, self._cursor
+            if returned and (not window or returned[0][0] < window[0].key):
+                if cursor is not None and returned[0][0] >= cursor:
+                    return None
+                entry = heappop(returned)[1]
+            else:
+                entry = window.popleft()
+            self._charge(-entry.cost_bytes())
+            if entry.key in self._gone:
+                self._gone.discard(entry.key)
+                continue
+            if not entry.row:
+                entry.row = self._row(entry)
+            return entry
+        return None
+
+    def drop(self, change: Change, count: int) -> list[Entry]:
+        taken = self.fetch(count)
+        self._delete_taken(change, taken)
+        return taken
+
+    def ack(self, change: Change, entries: Sequence[Entry]) -> None:
+        delete_rows(change, entries)
+
+    def requeue(self, change: Change, entries: Sequence[Entry]) -> None:
+        change.after(lambda: self.put_back(entries))
+
+    def put_back(self, entries: Sequence[Entry]) -> None:
+        self._place(entries)
+        self._limit()
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Place what was published: behind the last one as a rule, for an append each. Keys of one call ascend."""
+        window = self._window
+        if self._cursor is None and entries and (not window or window[-1].key < entries[0].key):
+            window.extend(entries)
+            self._charge(sum([len(e.row) for e in entries]) + ENTRY_OVERHEAD_BYTES * len(entries))
+        else:
+            self._place(entries)
+        self._limit()
+
+    def _limit(self) -> None:
+        limits = self._limits
+        if self._bytes > limits.resident_bytes_max or len(self._window) + len(self._returned) > limits.resident_max:
+            self._shrink(limits.resident_max // 2, limits.resident_bytes_max // 2)
+        elif self.budget.used_bytes > self.budget.limit_bytes and self._bytes > RESIDENT_BYTES_MIN:
+            self._shrink(self.resident_len() // 2, self._bytes // 2)
+
+    def _place(self, entries: Sequence[Entry]) -> None:
+        """Put every entry where its key says."""
+        homeless: list[Entry] = []
+        for entry in entries:
+            if entry.flags & SPILLED:
+                self._has_spilled = True
+            if self._cursor is not None and entry.key >= self._cursor:
+                if entry.flags & TRANSIENT and not entry.flags & SPILLED:
+                    homeless.append(entry)
+                continue
+            if entry.row and self._cursor is None and (not self._window or self._window[-1].key < entry.key):
+                self._window.append(entry)
+            else:
+                heappush(self._returned, (entry.key, entry))
+            self._charge(entry.cost_bytes())
+        if homeless and not self._spill(homeless):
+            for entry in homeless:
+                heappush(self._returned, (entry.key, entry))
+                self._charge(entry.cost_bytes())
+
+    def remove(self, change: Change, entries: Sequence[Entry]) -> None:
+        delete_rows(change, entries)
+        change.after(lambda: self.forget(entries))
+
+    def forget(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            if self._cursor is None or entry.key < self._cursor or self._in_heap(entry):
+                self._gone.add(entry.key)
+
+    def _in_heap(self, entry: Entry) -> bool:
+        """A transient message above the cursor is on disk, or in the heap when the disk did not take it."""
+        return bool(entry.flags & TRANSIENT) and not entry.flags & SPILLED
+
+    def purge(self) -> None:
+        self._charge(-self._bytes)
+        self._window.clear()
+        self._returned.clear()
+        self._gone.clear()
+        self._cursor = None
+
+    def shrink(self) -> None:
+        self._shrink(0, 0)
+
+    def dropwhile(
+        self, change: Change, holds: Callable[[Entry], bool], count_max: int, sub: str | None = None
+    ) -> list[Entry]:
+        taken = self.fetchwhile(holds, count_max)
+        self._delete_taken(change, taken)
+        return taken
+
+    def _delete_taken(self, change: Change, taken: list[Entry]) -> None:
+        self.ack(change, taken)
+        change.undo(lambda: self.put_back(taken))
+
+    def fetchwhile(self, holds: Callable[[Entry], bool], count_max: int, sub: str | None = None) -> list[Entry]:
+        taken: list[Entry] = []
+        while len(taken) < count_max:
+            head = self.head()
+            if head is None or not holds(head):
+                break
+            taken += self.fetch(1)
+        return taken
+
+    def head(self) -> Entry | None:
+        while True:
+            returned, window, cursor = self._returned, self._window, self._cursor
+            if returned and (not window or returned[0][0] < window[0].key):
+                entry, blocked = returned[0][1], cursor is not None and returned[0][0] >= cursor
+            elif window:
+                entry, blocked = window[0], False
+            else:
+                entry, blocked = None, True
+            if blocked or entry is None:
+                if not self._read_ahead(1):
+                    return None
+            elif entry.key in self._gone:
+                self._drop_first_gone()
+            else:
+                return entry
+
+    def _drop_first_gone(self) -> None:
+        """The first in memory is gone; popping it takes the next one along, which goes back."""
+        following = self._pop()
+        if following is not None:
+            self._place([following])
+
+    def is_empty(self) -> bool:
+        return self.head() is None
+
+    def resident_len(self) -> int:
+        return len(self._window) + len(self._returned) - len(self._gone)
+
+    def is_duplicate(self, key: bytes) -> bool:
+        if key in self._gone or self._is_leased(key):
+            return False
+        if any(e.key == key for e in self._in_memory() if e.flags & TRANSIENT):
+            return True
+        return any(self._store.get(family, key) is not None for family in (Family.MESSAGES, Family.TRANSIENT))
+
+    def browse(self, after: bytes, count: int) -> list[Entry]:
+        here = {e.key: e for e in self._in_memory() if e.key > after and e.key not in self._gone}
+        if self._cursor is not None:
+            below = sum(key < self._cursor for key in here)
+            for key, row, flags in self._rows(max(self._cursor, after + b"\0")):
+                if below >= count:
+                    break
+                if not self._is_leased(key):
+                    here[key] = self._entry(key, row, flags)
+                    below += 1
+        shown = [here[key] for key in sorted(here)[:count]]
+        return [e if e.row else self._entry(e.key, self._row(e), e.flags) for e in shown]
+
+    def info(self) -> Info:
+        return Info(self.resident_len(), self._bytes, self._cursor is not None, self._has_spilled)
+
+    def _in_memory(self) -> Iterator[Entry]:
+        yield from self._window
+        for _, entry in self._returned:
+            yield entry
+
+    def _charge(self, size_bytes: int) -> None:
+        self._bytes += size_bytes
+        self.budget.used_bytes += size_bytes
+
+    def _entry(self, key: bytes, row: bytes, flags: int) -> Entry:
+        entry = self._read(key, row)
+        entry.flags |= flags
+        return entry
+
+    def _rows(self, start: bytes) -> Iterator[tuple[bytes, bytes, int]]:
+        """Rows on disk from `start` to the end of the sub-queue, persistent and spilled ones in one order."""
+        end = prefix_range(self._prefix)[1]
+        kept = ((key, row, 0) for key, row in self._store.scan(Family.MESSAGES, start, end))
+        if not self._has_spilled:
+            return kept
+        spilled = self._store.scan(Family.TRANSIENT, start, end)
+        return merge(kept, ((key, row, TRANSIENT | SPILLED) for key, row in spilled))
+
+    def _read_ahead(self, wanted: int) -> bool:
+        """Fill the window from disk; False if there is nothing more."""
+        if self._cursor is None:
+            return False
+        limits = self._limits
+        count_max = min(max(limits.read_ahead, wanted), limits.resident_max)
+        bytes_max = min(limits.read_ahead_bytes, max(RESIDENT_BYTES_MIN, self.budget.room_bytes()))
+        found: list[Entry] = []
+        size_bytes = 0
+        cursor: bytes | None = None
+        for key, row, flags in self._rows(self._cursor):
+            if found and (len(found) >= count_max or size_bytes >= bytes_max):
+                cursor = key
+                break
+            if self._is_leased(key):
+                continue
+            entry = self._entry(key, row, flags)
+            found.append(entry)
+            size_bytes += entry.cost_bytes()
+        self._window.extend(found)
+        self._charge(size_bytes)
+        self._cursor = cursor
+        return bool(found) or bool(self._returned)
+
+    def _row(self, entry: Entry) -> bytes:
+        """The row of a message that came back without it."""
+        row = self._store.get(Family.TRANSIENT if entry.flags & SPILLED else Family.MESSAGES, entry.key)
+        assert row is not None, f"the row of a waiting message is missing: {entry.key.hex()}"
+        return row
+
+    def _shrink(self, count: int, size_bytes: int) -> None:
+        """Leave the end of what is in memory to the disk until so much is left."""
+        window = self._window
+        dropped: list[Entry] = []
+        while window and (self._bytes > size_bytes or len(window) + len(self._returned) > count):
+            entry = window.pop()
+            self._charge(-entry.cost_bytes())
+            dropped.append(entry)
+        if self._bytes > size_bytes or len(self._returned) > count:
+            dropped += self._shrink_returned(count, size_bytes)
+        dropped = [e for e in dropped if not self._took_gone(e)]
+        if not dropped:
+            return
+        homeless = [e for e in dropped if e.flags & (TRANSIENT | SPILLED) == TRANSIENT]
+        if homeless and not self._spill(homeless):
+            for entry in dropped:
+                heappush(self._returned, (entry.key, entry))
+                self._charge(entry.cost_bytes())
+            return
+        lowest = min(e.key for e in dropped)
+        if self._cursor is None or lowest < self._cursor:
+            self._lower_cursor(lowest)
+
+    def _shrink_returned(self, count: int, size_bytes: int) -> list[Entry]:
+        """Take from the upper end of the heap until so much is left."""
+        kept = sorted(self._returned)
+        dropped: list[Entry] = []
+        while kept and (self._bytes > size_bytes or len(kept) > count):
+            entry = kept.pop()[1]
+            self._charge(-entry.cost_bytes())
+            dropped.append(entry)
+        self._returned = kept
+        return dropped
+
+    def _lower_cursor(self, cursor: bytes) -> None:
+        """Everything at or above `cursor` is read from disk from here on; what memory has of it is let go."""
+        self._cursor = cursor
+        while self._window and self._window[-1].key >= cursor:
+            entry = self._window.pop()
+            self._charge(-entry.cost_bytes())
+            self._gone.discard(entry.key)
+            assert not entry.flags & TRANSIENT or entry.flags & SPILLED, "the window is let go from its end"
+        staying: list[tuple[bytes, Entry]] = []
+        for key, entry in self._returned:
+            if key < cursor or entry.flags & (TRANSIENT | SPILLED) == TRANSIENT:
+                staying.append((key, entry))
+            else:
+                self._charge(-entry.cost_bytes())
+                self._gone.discard(key)
+        self._returned = staying
+        heapify(self._returned)
+
+    def _took_gone(self, entry: Entry) -> bool:
+        if entry.key in self._gone:
+            self._gone.discard(entry.key)
+            return True
+        return False
+
+    def _spill(self, entries: Sequence[Entry]) -> bool:
+        """Write transient messages to disk without the log. False if the store does not take them just then."""
+        batch = Batch()
+        for entry in entries:
+            batch.put(Family.TRANSIENT, entry.key, entry.row)
+        try:
+            self._store.write(batch, wal=False, wait_ms=SPILL_WAIT_MS)
+        except StoreStalledError:
+            return False
+        for entry in entries:
+            entry.flags |= SPILLED
+        self._has_spilled = True
+        return True
+
+
+def _key_of(entry: Entry) -> bytes:
+    return entry.key

@@ -1,0 +1,158 @@
+"""A backing queue with priorities: one fair queue per priority, the highest that has something is served (SPEC E7).
+
+A message's priority is part of its sub-queue's name (rows.sub_queue), so it is part of its place, and a message that is
+returned goes back to the level it came from. Levels exist from their first message on; there are at most 256.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import Final
+
+from basaltmq.queues.backing import Entry, Info
+from basaltmq.queues.change import Change
+from basaltmq.queues.fair import FairQueue
+from basaltmq.queues.paging import cancel_rows, delete_rows, put_rows
+from basaltmq.queues.rows import split_sub_queue
+from basaltmq.store.keys import lp
+
+_PLACE_BYTES: Final = 24
+
+
+class PriorityQueue:
+    """Messages of several priorities, the highest first."""
+
+    __slots__ = ("_discover", "_head", "_levels", "_make")
+
+    def __init__(
+        self,
+        queue: str,
+        make: Callable[[], FairQueue],
+        discover: Callable[[], Iterable[tuple[str, bytes]]] | None = None,
+    ) -> None:
+        """`make` makes an empty level; `discover` tells the sub-queues on disk when first asked."""
+        self._head = len(lp(queue)) + 2
+        self._make = make
+        self._discover = discover
+        self._levels: dict[int, FairQueue] = {}
+
+    def publish(self, change: Change, entries: Sequence[Entry]) -> None:
+        put_rows(change, entries)
+        change.after(lambda: self._append(entries))
+
+    def publish_delivered(self, change: Change, entries: Sequence[Entry]) -> None:
+        put_rows(change, entries)
+
+    def discard(self, change: Change, entries: Sequence[Entry]) -> None:
+        cancel_rows(change, entries)
+
+    def _append(self, entries: Sequence[Entry]) -> None:
+        for priority, group in self._by_level(entries):
+            self._level(priority).append(group)
+
+    def put_back(self, entries: Sequence[Entry]) -> None:
+        for priority, group in self._by_level(entries):
+            self._level(priority).put_back(group)
+
+    def requeue(self, change: Change, entries: Sequence[Entry]) -> None:
+        change.after(lambda: self.put_back(entries))
+
+    def _by_level(self, entries: Sequence[Entry]) -> list[tuple[int, list[Entry]]]:
+        self._known()
+        return [
+            (priority, list(group))
+            for priority, group in groupby(sorted(entries, key=self._priority), key=self._priority)
+        ]
+
+    def _priority(self, entry: Entry) -> int:
+        return split_sub_queue(entry.key[self._head : -_PLACE_BYTES].decode())[0]
+
+    def _level(self, priority: int) -> FairQueue:
+        level = self._levels.get(priority)
+        if level is None:
+            self._levels[priority] = level = self._make()
+            self._levels = dict(sorted(self._levels.items(), reverse=True))
+        return level
+
+    def _known(self) -> None:
+        """Learn which sub-queues are on disk."""
+        if self._discover is not None:
+            discover, self._discover = self._discover, None
+            for sub, row in discover():
+                self._level(split_sub_queue(sub)[0]).add_sub(sub, row)
+
+    def fetch(self, count: int) -> list[Entry]:
+        self._known()
+        taken: list[Entry] = []
+        for level in self._levels.values():
+            taken += level.fetch(count - len(taken))
+            if len(taken) == count:
+                break
+        return taken
+
+    def ack(self, change: Change, entries: Sequence[Entry]) -> None:
+        delete_rows(change, entries)
+
+    def drop(self, change: Change, count: int) -> list[Entry]:
+        return self._delete_taken(change, self.fetch(count))
+
+    def dropwhile(
+        self, change: Change, holds: Callable[[Entry], bool], count_max: int, sub: str | None = None
+    ) -> list[Entry]:
+        return self._delete_taken(change, self.fetchwhile(holds, count_max, sub))
+
+    def _delete_taken(self, change: Change, taken: list[Entry]) -> list[Entry]:
+        delete_rows(change, taken)
+        change.undo(lambda: self.put_back(taken))
+        return taken
+
+    def fetchwhile(self, holds: Callable[[Entry], bool], count_max: int, sub: str | None = None) -> list[Entry]:
+        self._known()
+        taken: list[Entry] = []
+        for level in self._levels.values():
+            taken += level.fetchwhile(holds, count_max - len(taken), sub)
+        return taken
+
+    def remove(self, change: Change, entries: Sequence[Entry]) -> None:
+        for priority, group in self._by_level(entries):
+            self._level(priority).remove(change, group)
+
+    def purge(self) -> None:
+        for level in self._levels.values():
+            level.purge()
+        self._discover = None
+
+    def shrink(self) -> None:
+        for level in self._levels.values():
+            level.shrink()
+
+    def head(self) -> Entry | None:
+        self._known()
+        return next((found for level in self._levels.values() if (found := level.head()) is not None), None)
+
+    def is_empty(self) -> bool:
+        return self.head() is None
+
+    def resident_len(self) -> int:
+        return sum(level.resident_len() for level in self._levels.values())
+
+    def is_duplicate(self, key: bytes) -> bool:
+        self._known()
+        return any(level.is_duplicate(key) for level in self._levels.values())
+
+    def browse(self, after: bytes, count: int) -> list[Entry]:
+        self._known()
+        found = [entry for level in self._levels.values() for entry in level.browse(after, count)]
+        return sorted(found, key=lambda e: e.key)[:count]
+
+    def info(self) -> Info:
+        self._known()
+        infos = [level.info() for level in self._levels.values()]
+        return Info(
+            sum(i.resident for i in infos),
+            sum(i.resident_bytes for i in infos),
+            any(i.paged for i in infos),
+            any(i.spilled for i in infos),
+            sum(i.sub_queues for i in infos),
+        )

@@ -1,0 +1,107 @@
+"""Rows as the queue machinery sees them: what it needs often is read in place, the rest stays encoded.
+
+A row is that of message.py, or the same in an envelope when the machinery has something to remember about it:
+
+    | layout 0x80 | flags u8 | body id (16) | body bytes u32 | row with an empty payload, or the whole row |
+
+The flags are those of backing.py (APART, SHARED, TIMED). The body id is zero and the payload in the row unless the body
+is APART. An envelope is never inside another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Final
+
+from basaltmq.errors import CorruptionError
+from basaltmq.queues.backing import APART, SHARED, TIMED, Entry
+from basaltmq.queues.message import HEAD, Message, decode_row, encode_row
+from basaltmq.store.keys import lp
+
+ENVELOPE: Final = 0x80
+NO_BODY: Final = bytes(16)
+
+_ENVELOPE: Final = Struct(">BB16sI")
+_SIZE: Final = Struct(">I")
+
+
+def wrap(row: bytes, flags: int, body_id: bytes = NO_BODY, body_bytes: int = 0) -> bytes:
+    """Put a row into an envelope."""
+    return _ENVELOPE.pack(ENVELOPE, flags, body_id, body_bytes) + row
+
+
+def unwrap(row: bytes) -> tuple[bytes, int, bytes, int]:
+    """The row inside, its flags, body id and body bytes; a row without an envelope has none of them."""
+    if row[:1] != b"\x80":
+        return row, 0, NO_BODY, 0
+    if len(row) < _ENVELOPE.size + HEAD.size or row[1] & ~(APART | SHARED | TIMED):
+        raise CorruptionError(f"a message row of {len(row)} bytes has a damaged envelope: {row[:24].hex()}")
+    _, flags, body_id, body_bytes = _ENVELOPE.unpack_from(row)
+    return row[_ENVELOPE.size :], flags, body_id, body_bytes
+
+
+def read_entry(key: bytes, row: bytes) -> Entry:
+    """The entry of a row on disk."""
+    inner, flags, _, body_bytes = unwrap(row)
+    if len(inner) < HEAD.size:
+        raise CorruptionError(f"the row of message {key[-16:].hex()} is damaged ({len(row)} bytes)")
+    _, _, _, _, _, expires_ns, _, _, payload_bytes = HEAD.unpack_from(inner)
+    return Entry(key, row, body_bytes if flags & APART else payload_bytes, flags, expires_ns)
+
+
+def body_of(row: bytes) -> bytes:
+    """The id of the body apart; zeros if there is none."""
+    return unwrap(row)[2]
+
+
+def payload_of(row: bytes) -> bytes:
+    """The payload in a row; empty if it is apart."""
+    inner = unwrap(row)[0]
+    size: int = _SIZE.unpack_from(inner, HEAD.size - _SIZE.size)[0]
+    return inner[len(inner) - size :]
+
+
+def attempts_of(row: bytes) -> int:
+    """Deliveries that failed."""
+    attempts: int = HEAD.unpack_from(unwrap(row)[0])[2]
+    return attempts
+
+
+def weight_of(row: bytes) -> int:
+    """The weight its fairness key is to have."""
+    weight: int = HEAD.unpack_from(unwrap(row)[0])[3]
+    return weight
+
+
+def plain_rows(payloads: Sequence[bytes], expires_ns: int) -> list[bytes]:
+    """Rows of messages that have nothing but a payload, all at once: about a quarter of what one by one costs."""
+    head = encode_row(Message(id=NO_BODY, queue="q", payload=b"", enqueued_ns=0, expires_ns=expires_ns))
+    start = head[: -_SIZE.size]
+    pack = _SIZE.pack
+    return [start + pack(len(payload)) + payload for payload in payloads]
+
+
+def open_row(key: bytes, row: bytes, body: bytes | None = None) -> Message:
+    """The message of a row; `body` is its payload if that is apart (empty if it is not given)."""
+    message = decode_row(key, unwrap(row)[0])
+    if body is not None:
+        message.payload = body
+    return message
+
+
+def sub_queue(fairness_key: str, priority: int | None) -> str:
+    """The sub-queue a message is kept in: its fairness key, behind its priority where the queue has priorities."""
+    return fairness_key if priority is None else f"{priority:03d}|{fairness_key}"
+
+
+def split_sub_queue(sub: str) -> tuple[int, str]:
+    """Priority and fairness key of a sub-queue of a queue with priorities."""
+    digits, bar, fairness_key = sub.partition("|")
+    if not bar or not digits.isdecimal():
+        raise CorruptionError(f"{sub!r:.80} is not the name of a sub-queue with a priority")
+    return int(digits), fairness_key
+
+
+def prefix_of(queue: str, sub: str) -> bytes:
+    return lp(queue) + lp(sub)
