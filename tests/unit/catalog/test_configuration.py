@@ -403,11 +403,11 @@ def test_attributes_nested_too_deep_are_refused_and_just_deep_enough_are_not(dep
     [
         ConfiguredRecord(ROOT, "queue", {}),
         ConfiguredRecord("text", "queue", {}),  # type: ignore[arg-type]
-        ConfiguredRecord(uuid4(), "", {}),
-        ConfiguredRecord(uuid4(), "t" * 256, {}),
-        ConfiguredRecord(uuid4(), 7, {}),  # type: ignore[arg-type]
-        ConfiguredRecord(uuid4(), "queue", None),  # type: ignore[arg-type]
-        ConfiguredRecord(uuid4(), "queue", {}, {"vhost": "text"}),  # type: ignore[dict-item]
+        ConfiguredRecord(UUID(int=4), "", {}),
+        ConfiguredRecord(UUID(int=4), "t" * 256, {}),
+        ConfiguredRecord(UUID(int=4), 7, {}),  # type: ignore[arg-type]
+        ConfiguredRecord(UUID(int=4), "queue", None),  # type: ignore[arg-type]
+        ConfiguredRecord(UUID(int=4), "queue", {}, {"vhost": "text"}),  # type: ignore[dict-item]
         ConfiguredRecord(UUID(int=5), "queue", {}, {"queue": UUID(int=5)}),
         "not a record",
     ],
