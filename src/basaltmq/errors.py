@@ -159,6 +159,13 @@ class StaleLeaseError(BasaltError):
     code = "stale_lease"
 
 
+class QueueFullError(LimitExceededError):
+    """The queue is at its limit and refuses what it is sent."""
+
+    code = "queue_full"
+    retriable = True
+
+
 class ScriptError(BasaltError):
     """A user's script does not compile or failed."""
 
