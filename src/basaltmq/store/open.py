@@ -1,29 +1,28 @@
 """Opening a store on disk: for writing by one process, or as a read-only view beside it.
 
 The order keeps a refused directory as it was: marker and lock, then the logs and seals read by ourselves, then the
-family list, and only then anything is written: the holder's name, a torn tail cut, RocksDB. The view keeps RocksDB's
-own log in a temporary folder, because it may not write next to the writer's.
+family list, and only then anything is written: the holder's name, a torn tail cut, RocksDB. A view is a
+read-only RocksDB on files gathered elsewhere (`view`), and writes nothing at the store.
 """
 
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from rocksdict import AccessType, Rdict
+from rocksdict import AccessType, Options, Rdict
 
-from basaltmq.errors import StoreNotFoundError, UnknownFamilyError
+from basaltmq.errors import CorruptionError, StoreNotFoundError, UnknownFamilyError
 from basaltmq.store.checkpoint import end_checkpoint
-from basaltmq.store.directory import DATABASE, StoreDirectory, os_error, read_marker, sync_directory
-from basaltmq.store.families import BY_LABEL
+from basaltmq.store.directory import StoreDirectory, os_error, read_marker, sync_directory
+from basaltmq.store.families import BY_LABEL, Family
 from basaltmq.store.options import StoreOptions, database_options, family_options
-from basaltmq.store.repair import check_logs, check_logs_in_use, cut_tails
+from basaltmq.store.repair import check_logs, cut_tails
 from basaltmq.store.rocks import RocksStore
 from basaltmq.store.rocks_errors import translate
 from basaltmq.store.seals import Sealer
+from basaltmq.store.view import ATTEMPTS_MAX, ViewFiles
 
 
 def open_store(
@@ -44,7 +43,7 @@ def open_store(
         torn = check_logs(directory.database)
         sealer = Sealer(path, report)
         sealer.check()
-        _require_known_families(directory.database)
+        _require_known_families(directory.database, path)
         directory.claim()
         cut_tails(directory, torn, report)
         end_checkpoint(path)
@@ -52,7 +51,8 @@ def open_store(
         try:
             db = Rdict(str(directory.database), database, family_options(options))
         except Exception as error:
-            raise translate(error, path) from error
+            meaning = translate(error, path)
+            raise sealer.blame(meaning) if isinstance(meaning, CorruptionError) else meaning from error
         store = RocksStore(path, db, options, database, sealer=sealer)
         # RocksDB syncs the names in its directory, but not the name of the directory.
         sync_directory(path)
@@ -70,37 +70,56 @@ def open_store(
 
 def open_view(path: Path, *, options: StoreOptions | None = None) -> RocksStore:
     """Open a store or a checkpoint for reading only, even while another process writes; `refresh` catches up."""
-    options = options or StoreOptions(open_files_max=-1)
+    options = options or StoreOptions()
     if read_marker(path) is None:
         raise StoreNotFoundError(f"there is no store at {path}")
-    check_logs_in_use(path / DATABASE)
-    _require_known_families(path / DATABASE)
-    logs = Path(tempfile.mkdtemp(prefix="basalt-view-"))
-    try:
-        database = database_options(options, log_directory=logs)
-        try:
-            db = Rdict(
-                str(path / DATABASE), database, family_options(options), access_type=AccessType.secondary(str(logs))
-            )
-        except Exception as error:
-            raise translate(error, path) from error
-        store = RocksStore(path, db, options, database, read_only=True)
-    except BaseException:
-        shutil.rmtree(logs, ignore_errors=True)
-        raise
-    store.on_close(lambda: shutil.rmtree(logs, ignore_errors=True))
+    database = database_options(options)
+    held: list[ViewFiles] = []
+
+    def gather() -> Rdict:
+        for _ in range(ATTEMPTS_MAX):
+            files = ViewFiles(path)
+            try:
+                db = _open_gathered(files, path, database, options)
+                missing = files.missing(db, (db.get_column_family(family.label) for family in Family))
+            except BaseException:
+                files.release()
+                raise
+            if not missing:
+                held.append(files)
+                return db
+            db.close()
+            files.release()
+        raise CorruptionError(f"{path} lacks {', '.join(missing)}, which its MANIFEST names; verify it")
+
+    def release(keep: int) -> None:
+        while len(held) > keep:
+            held.pop(0).release()
+
+    store = RocksStore(path, gather(), options, database, reopen=gather)
+    store.on_refresh(lambda: release(1))
+    store.on_close(lambda: release(0))
     return store
 
 
-def _require_known_families(database: Path) -> None:
+def _open_gathered(files: ViewFiles, path: Path, database: Options, options: StoreOptions) -> Rdict:
+    _require_known_families(files.database, path)
+    database.set_db_log_dir(str(files.logs))
+    try:
+        return Rdict(str(files.database), database, family_options(options), access_type=AccessType.read_only(False))
+    except Exception as error:
+        raise translate(error, path) from error
+
+
+def _require_known_families(database: Path, path: Path) -> None:
     if not (database / "CURRENT").exists():
         return
     try:
         present = Rdict.list_cf(str(database))
     except Exception as error:
-        raise translate(error, database) from error
+        raise translate(error, path) from error
     unknown = sorted(set(present) - set(BY_LABEL))
     if unknown:
         raise UnknownFamilyError(
-            f"{database.parent} holds families this Basalt does not know: {', '.join(unknown)}; use a newer Basalt"
+            f"{path} holds families this Basalt does not know: {', '.join(unknown)}; use a newer Basalt"
         )

@@ -49,28 +49,12 @@ def check_logs(database: Path) -> list[LogScan]:
         _require_nothing_to_lose(database)
         return []
     manifest = scan_log(current_manifest(database))
-    if manifest.fault is not None and not _is_cut_short(manifest):
+    if manifest.fault is not None and not is_cut_short(manifest):
         remedy = "restore a backup" + (", or run repair to drop its last record" if manifest.fault.torn else "")
         raise CorruptionError(f"{manifest.describe()}; nothing was touched; {remedy}")
     logs = _needed_logs(database)
     _require_torn_only_at_the_end(logs)
     return [scan for scan in (manifest, *logs) if scan.fault is not None]
-
-
-def check_logs_in_use(database: Path) -> None:
-    """As `check_logs`, for a reader beside a writer: the last record may be in the making."""
-    manifest = current_manifest(database)
-    oldest = oldest_log(manifest)
-    for path in (manifest, *(log for log in wal_files(database) if wal_number(log) >= oldest)):
-        try:
-            scan = scan_log(path)
-        except FileNotFoundError:
-            # The writer has flushed it meanwhile.
-            continue
-        if scan.fault is not None and not _is_cut_short(scan):
-            raise CorruptionError(
-                f"{scan.describe()}; open the store for writing to have a torn tail cut, or repair it"
-            )
 
 
 def cut_tails(directory: StoreDirectory, torn: list[LogScan], report: Callable[[str], None]) -> None:
@@ -112,9 +96,9 @@ def repair(path: Path, report: Callable[[str], None] | None = None) -> list[str]
 
 
 def _require_nothing_to_lose(database: Path) -> None:
-    """A crash while a store is made leaves no CURRENT; but then there are no rows either."""
+    """A crash while a store is made leaves no CURRENT; but then there is no log and no table either."""
     for path in sorted(database.iterdir()):
-        if is_table(path.name) or (path.suffix == ".log" and path.stat().st_size > 0):
+        if is_table(path.name) or path.suffix == ".log":
             raise CorruptionError(
                 f"{database / 'CURRENT'} is missing, but {path.name} is there: opening would begin an empty store over "
                 "it; nothing was touched; restore a backup, or run repair"
@@ -127,7 +111,8 @@ def _needed_logs(database: Path) -> list[LogScan]:
     return [scan_log(path) for path in wal_files(database) if wal_number(path) >= oldest]
 
 
-def _is_cut_short(scan: LogScan) -> bool:
+def is_cut_short(scan: LogScan) -> bool:
+    """The file ends inside its last record, as one that is being written does."""
     return scan.fault is not None and scan.fault.torn and scan.fault.what.startswith("the file ends")
 
 

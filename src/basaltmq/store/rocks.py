@@ -81,16 +81,19 @@ class RocksStore:
         options: StoreOptions,
         database: Options,
         *,
-        read_only: bool = False,
         sealer: Sealer | None = None,
+        reopen: Callable[[], Rdict] | None = None,
     ) -> None:
         self.path = path
         self._db = db
         self._database = database
         self._options = options
-        self._read_only = read_only
+        # What a view reads is of one moment; a later one takes another database.
+        self._reopen = reopen
+        self._read_only = reopen is not None
+        self._on_refresh: list[Callable[[], None]] = []
         self._sealer = sealer
-        self._families = [db if f is Family.DEFAULT else db.get_column_family(f.label) for f in Family]
+        self._families = _families_of(db)
         self._handles = [db.get_column_family_handle(f.label) for f in Family]
         self._lock = threading.Lock()
         self._close_lock = threading.Lock()
@@ -246,13 +249,16 @@ class RocksStore:
         for cursor in list(self._cursors):
             cursor.close()
         self._handles.clear()
-        deadline = time.monotonic() + CLOSE_WAIT_S
         if not self._read_only:
             # A compaction under way may take minutes; it is given up and leaves no trace. From here on RocksDB does
             # not flush, which is what a poisoned store needs.
             self._db.cancel_all_background(True)
+        self._close_families(self._families)
+
+    def _close_families(self, families: list[Rdict]) -> None:
+        deadline = time.monotonic() + CLOSE_WAIT_S
         # The default family is the database itself and goes last: it stays open while any other handle is.
-        for family in reversed(self._families):
+        for family in reversed(families):
             while True:
                 try:
                     family.close()
@@ -345,12 +351,27 @@ class RocksStore:
             raise self._meaning(error) from error
 
     def refresh(self) -> None:
-        """A read-only view catches up with the writer."""
+        """A read-only view catches up with the writer. Ends the scans and snapshots it has open."""
         self.require_open()
-        try:
-            self._db.try_catch_up_with_primary()
-        except Exception as error:
-            raise self._meaning(error) from error
+        if self._reopen is None:
+            return
+        with self._close_lock:
+            db = self._reopen()
+            with self._lock:
+                self.require_open()
+                before, self._families = self._families, _families_of(db)
+                self._db = db
+                # Handles are for writing, and keep the database they are of open.
+                self._handles.clear()
+                for cursor in list(self._cursors):
+                    cursor.close()
+            self._close_families(before)
+            for action in self._on_refresh:
+                action()
+
+    def on_refresh(self, action: Callable[[], None]) -> None:
+        """Run `action` when a view has let go of the database it read before."""
+        self._on_refresh.append(action)
 
     def _chosen(self, family: Family | None) -> list[Rdict]:
         return self._families if family is None else [self._families[family]]
@@ -377,3 +398,7 @@ class RocksStore:
         meaning = self._meaning(error)
         self.poison(meaning)
         raise meaning from error
+
+
+def _families_of(db: Rdict) -> list[Rdict]:
+    return [db if f is Family.DEFAULT else db.get_column_family(f.label) for f in Family]

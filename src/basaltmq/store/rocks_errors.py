@@ -28,10 +28,13 @@ from basaltmq.errors import (
 
 _FILE: Final = re.compile(r"[\w./-]*(?:\d+\.(?:sst|blob|log)|MANIFEST-\d+|OPTIONS-\d+|CURRENT)\b")
 
+_BLAME: Final = re.compile(r" The file \S*MANIFEST-\d+ may be corrupted\.?")
+"""Added to whatever goes wrong while the MANIFEST is applied, also when a table is at fault. We read that one first."""
+
 
 def named_file(text: str, otherwise: Path) -> Path:
     """The file of a database that a text of RocksDB names, `otherwise` if it names none."""
-    named = _FILE.search(text)
+    named = _FILE.search(_BLAME.sub("", text))
     return Path(named.group(0)) if named else otherwise
 
 

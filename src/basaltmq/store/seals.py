@@ -139,6 +139,9 @@ class Sealer:
 
     def check(self) -> None:
         """Before RocksDB opens: refuse a MANIFEST that changed since a clean close, report the rest."""
+        if self._seals.files:
+            # SEALS is written once a database is there; without CURRENT RocksDB would begin an empty one.
+            current_manifest(self._directory / DATABASE)
         wrong = check_manifest(self._directory, self._seals)
         if wrong is not None:
             assert self._seals.manifest is not None
@@ -148,6 +151,18 @@ class Sealer:
             )
         for name, what in check_small(self._directory, self._seals):
             self._report(f"{self._directory / DATABASE / name} {what}; RocksDB does without it")
+
+    def blame(self, error: CorruptionError) -> CorruptionError:
+        """RocksDB does not always name the file it could not read; the seals may."""
+        database = self._directory / DATABASE
+        if not str(error).startswith(f"{self._directory} "):
+            return error
+        wrong = []
+        for name, sealed in self._seals.files.items():
+            path = database / name
+            if is_table(name) and path.exists() and (found := file_sum(path)) != sealed:
+                wrong.append(f"{path} {mismatch(found, sealed)}")
+        return CorruptionError(f"{'; '.join(wrong) or 'verify will say which file'}; restore a backup ({error})")
 
     def after_open(self) -> None:
         with self._lock:

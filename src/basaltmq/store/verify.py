@@ -4,7 +4,7 @@
     everything listed          CHECKSUMS (a checkpoint) and SEALS
     CURRENT, MANIFEST, WAL     our reader of RocksDB's log format (`wal`)
     blob files                 our reader of them (`blobs`)
-    sst files                  RocksDB, row by row in both cases of a fault: on from the next table's first key
+    sst files                  RocksDB, row by row; a bad one is taken out of the scratch copy and the rest read again
 
 Tables are read by a second, read-only RocksDB on a scratch directory of links, with caches of its own: a block that is
 in the store's cache says nothing of the disk. An open store lends a RocksDB checkpoint (hard links) for that, so that
@@ -33,10 +33,12 @@ from basaltmq.errors import BasaltError, CorruptionError, NotAStoreError, StoreL
 from basaltmq.store.blobs import BlobFault, scan_blobs
 from basaltmq.store.checkpoint import check_sums, read_checksums
 from basaltmq.store.directory import CHECKSUMS, DATABASE, LOCK, QUARANTINE, SEALS, os_error, read_marker
-from basaltmq.store.manifest import oldest_log
+from basaltmq.store.manifest import family_numbers, oldest_log, without_table
+from basaltmq.store.repair import is_cut_short
 from basaltmq.store.rocks_errors import named_file, translate
 from basaltmq.store.seals import Sealer, Seals, Sum, check_manifest, check_small, file_sum, is_table, mismatch
-from basaltmq.store.wal import LogScan, current_manifest, scan_log, wal_files, wal_number
+from basaltmq.store.view import BLOB_LINE
+from basaltmq.store.wal import LogScan, append_record, current_manifest, scan_log, wal_files, wal_number
 
 Progress = Callable[[int, int], None]
 
@@ -44,9 +46,12 @@ SCRATCH: Final = "verify.tmp"
 FAULTS_PER_FILE_MAX: Final = 3
 """Details of one file at most; a file with a thousand bad blocks is one bad file."""
 
-_TABLE_LINE: Final = re.compile(r"^ (\d+):\d+\[[^\]]*\]\['([0-9A-F]*)' .*? \.\. '([0-9A-F]*)' ", re.MULTILINE)
-"""One table in the property `rocksdb.sstables`: number:size[sequence numbers]['first key' .. 'last key']."""
-_BLOB_LINE: Final = re.compile(r"^blob_file_number: (\d+) ", re.MULTILINE)
+_TABLE_LINE: Final = re.compile(
+    r"^(?:--- level (?P<level>\d+) ---"
+    r"| (?P<number>\d+):\d+\[[^\]]*\]\['(?P<first>[0-9A-F]*)' .*? \.\. '(?P<last>[0-9A-F]*)' )",
+    re.MULTILINE,
+)
+"""The property `rocksdb.sstables`: a heading per level, then number:size[sequences]['first key' .. 'last key']."""
 
 
 @dataclass(slots=True)
@@ -56,6 +61,7 @@ class _Table:
     family: str
     first: bytes = b""
     last: bytes = b""
+    level: int = 0
 
     def cost(self) -> str:
         span = f" between keys {_shown(self.first)} and {_shown(self.last)}" if self.last else ""
@@ -93,7 +99,10 @@ def verify(path: Path, progress: Progress | None = None) -> list[str]:
         findings.add(path / "STORE", str(error).removeprefix(f"{path / 'STORE'} "), "the store does not open")
     with _shared_lock(path):
         run = _Run(path, path / DATABASE, findings, _Meter(path, progress), live=False)
-        run.everything()
+        try:
+            run.everything()
+        except OSError as error:
+            raise os_error(error, path) from error
     return findings.lines()
 
 
@@ -160,15 +169,21 @@ class _Run:
         self._meter = meter
         self._live = live
         self._tables: dict[str, _Table] = {}
+        self._manifest_known = True
+        self._unnamed: list[tuple[str, str]] = []
         self.sound: dict[str, Sum] = {}
 
     def everything(self) -> None:
+        if not self._database.is_dir():
+            self._findings.add(self._named, "is missing", "every row is lost: restore a backup")
+            return
         self._checksums()
         self._logs()
         sums = self._sums()
         self._blobs()
         self._rows()
         self._seals(sums)
+        self._name_the_unnamed()
         bad = {path.name for path in self._findings.faults}
         self.sound = {name: found for name, found in sums.items() if name not in bad}
         for path in self._findings.faults:
@@ -192,10 +207,15 @@ class _Run:
         oldest = 0
         try:
             manifest = current_manifest(named)
-            self._log(scan_log(manifest), "no row of the store can be read without it: restore a backup", last=True)
+            scan = scan_log(manifest)
+            self._log(scan, "no row of the store can be read without it: restore a backup", last=True)
+            # RocksDB may read for ever on a damaged one.
+            self._manifest_known = scan.fault is None or is_cut_short(scan)
             oldest = oldest_log(manifest)
         except CorruptionError as error:
-            self._findings.add(named_file(str(error), named / "CURRENT"), str(error), "the store does not open")
+            what = str(error).removeprefix(f"{named / 'CURRENT'} ")
+            self._findings.add(named / "CURRENT", what, "the store does not open")
+            self._manifest_known = False
         logs = [log for log in wal_files(named) if wal_number(log) >= oldest]
         for log in logs:
             try:
@@ -255,30 +275,56 @@ class _Run:
                 self._findings.add(self._named / path.name, _blob_fault(fault))
 
     def _rows(self) -> None:
+        """Read every row. A bad table hides others: it is taken out of the scratch copy, and its family read again."""
+        if not self._manifest_known:
+            return
         with _scratch(self._database) as scratch:
-            try:
-                names = Rdict.list_cf(str(scratch))
-                db = Rdict(str(scratch), _lenient(), {name: _lenient() for name in names}, AccessType.read_only(False))
-            except Exception as error:
-                self._fault(error)
-                return
-            families = {name: db.get_column_family(name) for name in names}
-            try:
+            manifest = current_manifest(scratch)
+            numbers = family_numbers(manifest)
+            taken_out: set[str] = set()
+            unread: set[str] | None = None
+            while unread is None or unread:
+                self._read_scratch(scratch, unread)
+                bad = {
+                    path.name for path in self._findings.faults if path.suffix == ".sst"
+                } & self._tables.keys() - taken_out
+                taken_out |= bad
+                unread = {self._tables[name].family for name in bad}
+                for name in bad:
+                    table = self._tables[name]
+                    append_record(manifest, without_table(numbers[table.family], table.level, int(name[:-4])))
+
+    def _read_scratch(self, scratch: Path, only: set[str] | None) -> None:
+        try:
+            names = Rdict.list_cf(str(scratch))
+            db = Rdict(str(scratch), _lenient(), {name: _lenient() for name in names}, AccessType.read_only(False))
+        except Exception as error:
+            self._fault(error, None)
+            return
+        families = {name: db.get_column_family(name) for name in names}
+        try:
+            if only is None:
                 self._know_tables(families)
-                for name, family in families.items():
+            for name, family in families.items():
+                if only is None or name in only:
                     self._read_family(name, family)
-            finally:
-                for family in families.values():
-                    family.close()
-                families.clear()
-                db.close()
+        finally:
+            for family in families.values():
+                family.close()
+            families.clear()
+            db.close()
 
     def _know_tables(self, families: dict[str, Rdict]) -> None:
         for name, family in families.items():
             listing = family.property_value("rocksdb.sstables") or ""
-            for number, first, last in _TABLE_LINE.findall(listing):
-                self._tables[f"{int(number):06}.sst"] = _Table(name, bytes.fromhex(first), bytes.fromhex(last))
-            for number in _BLOB_LINE.findall(listing):
+            level = 0
+            for entry in _TABLE_LINE.finditer(listing):
+                if entry["level"]:
+                    level = int(entry["level"])
+                    continue
+                first, last = bytes.fromhex(entry["first"]), bytes.fromhex(entry["last"])
+                self._tables[f"{int(entry['number']):06}.sst"] = _Table(name, first, last, level)
+            for number in BLOB_LINE.findall(listing):
                 self._tables[f"{int(number):06}.blob"] = _Table(name)
         for file in self._tables:
             if not (self._database / file).exists():
@@ -305,7 +351,7 @@ class _Run:
                 cursor.status()
                 ended = True
             except Exception as error:
-                self._fault(error)
+                self._fault(error, name)
                 reached += b"\0"
         size = sum(self._size(file) for file, table in self._tables.items() if table.family == name)
         self._meter.add(size)
@@ -316,13 +362,23 @@ class _Run:
         except FileNotFoundError:
             return 0
 
-    def _fault(self, error: Exception) -> None:
+    def _fault(self, error: Exception, family: str | None) -> None:
         text = str(error)
-        if "lob" in text and any(path.suffix == ".blob" for path in self._findings.faults):
-            # Named, with its offset, by our own reader.
-            return
         file = named_file(text, self._named)
-        self._findings.add(self._named / file.name if file != self._named else file, text.split(" in /")[0])
+        if file != self._named:
+            self._findings.add(self._named / file.name, text.split(" in /")[0])
+        else:
+            self._unnamed.append((family or "", text))
+
+    def _name_the_unnamed(self) -> None:
+        """RocksDB does not always say which file; where another reader found one in the same family, it is that."""
+        named = {self._tables[path.name].family for path in self._findings.faults if path.name in self._tables}
+        for family, text in self._unnamed:
+            if family in named or (not family and named):
+                continue
+            tables = sorted(file for file, table in self._tables.items() if table.family == family)
+            whose = f" in family {family}, in one of {', '.join(tables[:10])}" if tables else ""
+            self._findings.add(self._named, f"{text}{whose}")
 
 
 def _blob_fault(fault: BlobFault) -> str:

@@ -94,8 +94,12 @@ def current_manifest(database: Path) -> Path:
         raise CorruptionError(f"{current} does not name a MANIFEST: {raw[:40]!r}; restore a backup")
     manifest = database / raw[:-1].decode("ascii")
     if not manifest.exists():
-        raise CorruptionError(f"{manifest}, which CURRENT names, is missing; restore a backup")
+        raise CorruptionError(f"{current} names {manifest.name}, which is not there; restore a backup")
     return manifest
+
+
+def is_wal(name: str) -> bool:
+    return _WAL_NAME.fullmatch(name) is not None
 
 
 def wal_number(path: Path) -> int:
@@ -125,6 +129,19 @@ def read_records(path: Path) -> Iterator[bytes]:
         if kind in (_FULL, _LAST):
             yield b"".join(parts)
             parts.clear()
+
+
+def append_record(path: Path, record: bytes) -> None:
+    """Add a record smaller than a block to a log nobody else writes."""
+    with open(path, "ab") as log:
+        room = BLOCK_BYTES - log.tell() % BLOCK_BYTES
+        if room < _HEADER_BYTES:
+            log.write(bytes(room))
+            room = BLOCK_BYTES
+        first, last = record[: room - _HEADER_BYTES], record[room - _HEADER_BYTES :]
+        for kind, part in ((_FIRST, first), (_LAST, last)) if last else ((_FULL, first),):
+            body = bytes([kind]) + part
+            log.write(_HEADER.pack(masked(google_crc32c.value(body)), len(part), kind) + part)
 
 
 def scan_log(path: Path) -> LogScan:

@@ -1,0 +1,244 @@
+"""Checkpoint and restore: whole or not at all, consistent, independent of the store they came from."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from basaltmq.errors import (
+    AlreadyExistsError,
+    CorruptionError,
+    InvalidArgumentError,
+    NotAStoreError,
+    StoreReadOnlyError,
+)
+from basaltmq.store.batch import Batch
+from basaltmq.store.checkpoint import read_checksums, restore
+from basaltmq.store.directory import encode_line, read_marker
+from basaltmq.store.families import Family
+from basaltmq.store.open import open_store, open_view
+from basaltmq.store.rocks import RocksStore
+from basaltmq.store.verify import verify
+
+pytestmark = pytest.mark.spec("A10")
+
+FAMILIES = (Family.MESSAGES, Family.LEASES, Family.MESSAGE_CONTENT)
+
+
+def put(store: RocksStore, number: int) -> None:
+    batch = Batch()
+    for family in FAMILIES:
+        batch.put(family, b"%06d" % number, b"%06d" % number * 1000)
+    store.write(batch)
+
+
+def numbers(store: RocksStore) -> list[int]:
+    one, two, three = ([int(key) for key, _ in store.scan(family)] for family in FAMILIES)
+    assert one == two == three, "half-applied"
+    return one
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    return {str(each.relative_to(path)): each.read_bytes() for each in sorted(path.rglob("*")) if each.is_file()}
+
+
+def test_a_checkpoint_holds_the_moment_it_was_taken_synced_or_not(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    for number in range(20):
+        put(store, number)
+    store.write(_unlogged := Batch(), wal=False)
+    batch = Batch()
+    batch.put(Family.STATE, b"without", b"wal")
+    store.write(batch, wal=False)
+    store.checkpoint(tmp_path / "copy")
+    put(store, 20)
+    view = open_view(tmp_path / "copy")
+    assert numbers(view) == list(range(20))
+    assert view.get(Family.STATE, b"without") == b"wal"
+    view.close()
+    assert verify(tmp_path / "copy") == []
+    assert read_marker(tmp_path / "copy") == read_marker(tmp_path / "store")
+    store.close()
+
+
+@pytest.mark.promise("P2")
+def test_a_checkpoint_under_load_sees_whole_batches_in_their_order(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    stop = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not stop.is_set():
+            put(store, number)
+            number += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for number in range(5):
+            store.checkpoint(tmp_path / f"copy-{number}")
+    finally:
+        stop.set()
+        writer.join(60)
+    counts = []
+    for number in range(5):
+        view = open_view(tmp_path / f"copy-{number}")
+        found = numbers(view)
+        assert found == list(range(len(found))), "a later batch without an earlier one"
+        counts.append(len(found))
+        view.close()
+    assert counts == sorted(counts)
+    store.close()
+
+
+def test_an_existing_target_is_refused_and_left_alone(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "file").write_text("mine")
+    os.symlink("nowhere", tmp_path / "link")
+    for name in ("copy", "file", "link"):
+        with pytest.raises(AlreadyExistsError, match=name):
+            store.checkpoint(tmp_path / name)
+    assert (tmp_path / "file").read_text() == "mine"
+    assert list((tmp_path / "copy").iterdir()) == []
+    with pytest.raises(InvalidArgumentError, match="inside"):
+        store.checkpoint(tmp_path / "store" / "copy")
+    store.close()
+
+
+def test_what_a_dead_checkpoint_left_is_removed_and_one_under_way_is_not(tmp_path: Path) -> None:
+    import fcntl
+
+    store = open_store(tmp_path / "store")
+    left = tmp_path / "copy.partial-1"
+    left.mkdir()
+    (left / "junk").write_text("half")
+    fd = os.open(left, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    with pytest.raises(AlreadyExistsError, match=r"copy\.partial-1"):
+        store.checkpoint(tmp_path / "copy")
+    assert (left / "junk").exists()
+    os.close(fd)
+    store.checkpoint(tmp_path / "copy")
+    assert not left.exists()
+    store.close()
+
+
+def test_a_view_cannot_take_a_checkpoint(tmp_path: Path) -> None:
+    open_store(tmp_path / "store").close()
+    view = open_view(tmp_path / "store")
+    with pytest.raises(StoreReadOnlyError):
+        view.checkpoint(tmp_path / "copy")
+    view.close()
+
+
+@pytest.mark.promise("P7")
+def test_a_table_damaged_since_it_was_sealed_is_not_backed_up(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    put(store, 1)
+    store.close()
+    store = open_store(tmp_path / "store")
+    (table,) = list((tmp_path / "store" / "kv").glob("*.blob"))[:1]
+    body = bytearray(table.read_bytes())
+    body[100] ^= 1
+    table.write_bytes(body)
+    with pytest.raises(CorruptionError, match=table.name):
+        store.checkpoint(tmp_path / "copy")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["store"]
+    store.close()
+
+
+def test_restore_copies_every_byte_and_shares_none(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    for number in range(50):
+        put(store, number)
+    store.checkpoint(tmp_path / "copy")
+    store.close()
+    before = tree(tmp_path / "copy")
+    restore(tmp_path / "copy", tmp_path / "deep" / "er" / "back")
+    back = tmp_path / "deep" / "er" / "back"
+    after = tree(back)
+    assert after == {name: body for name, body in before.items() if name != "CHECKSUMS"}
+    assert all(each.stat().st_nlink == 1 for each in back.rglob("*") if each.is_file())
+    shutil.rmtree(tmp_path / "copy")
+    store = open_store(back, create=False)
+    assert numbers(store) == list(range(50))
+    put(store, 50)
+    store.close()
+    assert verify(back) == []
+
+
+def test_a_checkpoint_opened_for_writing_becomes_a_store_and_leaves_its_origin_alone(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    for number in range(10):
+        put(store, number)
+    store.checkpoint(tmp_path / "copy")
+    other = open_store(tmp_path / "copy", create=False)
+    batch = Batch()
+    for family in FAMILIES:
+        batch.delete_range(family, b"", b"~")
+    other.write(batch)
+    other.compact()
+    other.close()
+    assert not (tmp_path / "copy" / "CHECKSUMS").exists()
+    assert numbers(store) == list(range(10))
+    assert store.verify() == []
+    store.close()
+    with pytest.raises(NotAStoreError, match="no CHECKSUMS"):
+        restore(tmp_path / "copy", tmp_path / "back")
+
+
+@pytest.mark.promise("P7")
+@pytest.mark.parametrize("damage", ["missing", "extra", "longer", "checksums", "outside", "form", "marker"])
+def test_restore_refuses_a_checkpoint_that_is_not_whole_by_name(tmp_path: Path, damage: str) -> None:
+    store = open_store(tmp_path / "store")
+    put(store, 1)
+    store.checkpoint(tmp_path / "copy")
+    store.close()
+    copy = tmp_path / "copy"
+    (table,) = list((copy / "kv").glob("*.sst"))[:1]
+    name = table.name
+    if damage == "missing":
+        table.unlink()
+    elif damage == "extra":
+        name = "stranger"
+        (copy / "kv" / "stranger").write_text("who")
+    elif damage == "longer":
+        table.chmod(0o644)
+        body = table.read_bytes()
+        table.unlink()
+        table.write_bytes(body + b"x")
+    elif damage == "checksums":
+        name = "CHECKSUMS"
+        (copy / "CHECKSUMS").write_bytes(b"0" + (copy / "CHECKSUMS").read_bytes())
+    elif damage == "outside":
+        name = "outside the checkpoint"
+        files = {**read_checksums(copy), "../../etc/passwd": (1, 1)}
+        (copy / "CHECKSUMS").write_bytes(encode_line({"format": "basalt-checksums", "version": 1, "files": files}))
+    elif damage == "form":
+        name = "unknown form"
+        (copy / "CHECKSUMS").write_bytes(encode_line({"format": "basalt-checksums", "version": 1, "files": [1]}))
+    else:
+        name = "STORE"
+        (copy / "STORE").write_bytes(b"junk")
+    with pytest.raises(CorruptionError, match=name):
+        restore(copy, tmp_path / "back")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["copy", "store"]
+    assert any(name in line for line in verify(copy))
+
+
+def test_restore_refuses_what_is_no_checkpoint_and_a_target_that_exists(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    with pytest.raises(NotAStoreError, match="no checkpoint"):
+        restore(tmp_path / "nothing", tmp_path / "back")
+    with pytest.raises(NotAStoreError, match="no CHECKSUMS"):
+        restore(tmp_path / "store", tmp_path / "back")
+    store.checkpoint(tmp_path / "copy")
+    store.close()
+    (tmp_path / "back").mkdir()
+    with pytest.raises(AlreadyExistsError, match="back"):
+        restore(tmp_path / "copy", tmp_path / "back")

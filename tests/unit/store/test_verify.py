@@ -1,0 +1,141 @@
+"""Verify: goes on past a bad file, names each with what it costs, keeps out of the way, and tells how far it is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from basaltmq.errors import NotAStoreError, StoreLockedError, StoreNotFoundError
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+from basaltmq.store.open import open_store, open_view
+from basaltmq.store.verify import verify
+
+pytestmark = [pytest.mark.spec("A10"), pytest.mark.promise("P7")]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Four tables of one family, each with keys of its own, and one of another."""
+    store = open_store(tmp_path / "store")
+    store.set_options({"disable_auto_compactions": "true"}, Family.QUEUES)
+    for letter in (b"a", b"b", b"c", b"d"):
+        batch = Batch()
+        for number in range(200):
+            batch.put(Family.QUEUES, letter + b"%04d" % number, os.urandom(100))
+        batch.put(Family.LEASES, letter, letter)
+        batch.put(Family.MESSAGE_CONTENT, letter, letter * 10_000)
+        store.write(batch)
+        store.flush()
+    store.close()
+    # Without seals, so that it is the readers that find the faults.
+    (tmp_path / "store" / "SEALS").unlink()
+    return tmp_path / "store"
+
+
+def damage(path: Path, at: int = 50) -> None:
+    body = bytearray(path.read_bytes())
+    body[at] ^= 0x20
+    path.write_bytes(body)
+
+
+def queue_tables(home: Path) -> list[Path]:
+    return [path for path in sorted((home / "kv").glob("*.sst")) if path.stat().st_size > 15_000]
+
+
+def test_two_bad_tables_are_both_named_with_their_family_and_keys(home: Path) -> None:
+    first, second = queue_tables(home)[0], queue_tables(home)[2]
+    damage(first)
+    damage(second)
+    found = verify(home)
+    assert len(found) == 2, found
+    for table, letter in ((first, "61"), (second, "63")):
+        (line,) = (line for line in found if line.startswith(f"{table}: "))
+        assert "rows of family queues between keys" in line
+        assert f"{letter}30303030 and {letter}30313939" in line
+
+
+def test_a_bad_value_in_a_blob_file_is_named_with_its_key_and_hides_no_bad_table(home: Path) -> None:
+    blob = sorted((home / "kv").glob("*.blob"))[1]
+    damage(blob, 1000)
+    damage(queue_tables(home)[3])
+    found = verify(home)
+    assert len(found) == 2, found
+    (line,) = (line for line in found if line.startswith(f"{blob}: "))
+    assert "(key 62)" in line
+    assert "family message_content" in line
+
+
+def test_missing_tables_and_blob_files_are_named(home: Path) -> None:
+    table, blob = queue_tables(home)[1], sorted((home / "kv").glob("*.blob"))[0]
+    table.unlink()
+    blob.unlink()
+    found = verify(home)
+    assert any(line.startswith(f"{table}: ") for line in found), found
+    assert any(line.startswith(f"{blob}: ") for line in found), found
+
+
+def test_a_bad_wal_does_not_keep_the_tables_from_being_read(home: Path) -> None:
+    log = home / "kv" / "999999.log"
+    log.write_bytes(b"\x01" * 300)
+    damage(queue_tables(home)[0])
+    found = verify(home)
+    assert len(found) == 2, found
+    assert any(line.startswith(f"{log}: ") for line in found)
+
+
+def test_a_table_found_sound_while_the_store_is_open_is_sealed_whole(home: Path) -> None:
+    store = open_store(home)
+    assert store.verify() == []
+    table = queue_tables(home)[0]
+    # In the filter or the properties, which RocksDB reads over.
+    damage(table, table.stat().st_size - 1200)
+    found = store.verify()
+    store.close()
+    assert len(found) == 1
+    assert found[0].startswith(f"{table}: ")
+
+
+def test_progress_rises_to_the_total(home: Path) -> None:
+    steps: list[tuple[int, int]] = []
+    assert verify(home, lambda done, total: steps.append((done, total))) == []
+    assert [done for done, _ in steps] == sorted(done for done, _ in steps)
+    assert steps[-1][0] == steps[-1][1] == steps[0][1] > 100_000
+
+
+def test_a_store_in_use_is_verified_by_the_one_who_has_it_open(home: Path) -> None:
+    store = open_store(home)
+    with pytest.raises(StoreLockedError, match="verify it in that process"):
+        verify(home)
+    view = open_view(home)
+    with pytest.raises(StoreLockedError):
+        view.verify()
+    view.close()
+    assert store.verify() == []
+    store.close()
+
+
+def test_verify_changes_nothing_in_a_closed_store(home: Path) -> None:
+    def tree() -> dict[str, tuple[bytes, int]]:
+        return {str(p): (p.read_bytes(), p.stat().st_mtime_ns) for p in home.rglob("*") if p.is_file()}
+
+    before = tree()
+    verify(home)
+    assert tree() == before
+
+
+def test_a_database_that_is_gone_is_a_fault(home: Path) -> None:
+    shutil.rmtree(home / "kv")
+    (line,) = verify(home)
+    assert line.startswith(f"{home / 'kv'}: is missing")
+
+
+def test_verify_of_nothing_and_of_something_else(tmp_path: Path) -> None:
+    with pytest.raises(StoreNotFoundError):
+        verify(tmp_path / "nothing")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(NotAStoreError):
+        verify(tmp_path)
