@@ -15,7 +15,7 @@ Budget: 100 records of 256 bytes take about 8 us out and 30 us in, most of it ca
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ from basaltmq.log.record import UNSTAMPED, StoredRecord
 _MS: Final = pa.timestamp("ms", tz="UTC")
 _BINARY: Final = pa.binary()
 _INT64: Final = pa.int64()
+_INT32: Final = pa.int32()
 _HEADER: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 _HEADERS: Final = pa.list_(_HEADER)
 _TAGS: Final = pa.list_(pa.binary())
@@ -52,6 +53,18 @@ SCHEMA: Final = pa.schema(
 HEADS_KEPT: Final = 1024
 """IPC heads remembered, about 2 KB each: batches of one producer tend to look alike."""
 
+_SIMPLE: Final = frozenset(
+    (
+        columnar.VALUE_OFFSETS,
+        columnar.VALUE_DATA,
+        columnar.TIMESTAMPS,
+        columnar.KEY_VALIDITY,
+        columnar.KEY_OFFSETS,
+        columnar.KEY_DATA,
+    )
+)
+"""Buffers of batches that are joined column by column."""
+
 OFFSETS_WINDOW: Final = 1 << 16
 WINDOWS_KEPT: Final = 64
 """Runs of consecutive offsets remembered, 512 KB each: readers of one shard move through one run for a while."""
@@ -71,7 +84,7 @@ def to_arrow(batch: ColumnBatch, base_offset: int, *, verified: bool = True) -> 
         times = pa.Array.from_buffers(
             _INT64, batch.count, [None, pa.py_buffer(body).slice(*extents[columnar.EXPIRIES])]
         )
-        times = pc.if_else(pc.equal(times, 0), pa.scalar(None, _INT64), times).cast(_MS)
+        times = pc.if_else(pc.equal(times, pa.scalar(0, _INT64)), pa.scalar(None, _INT64), times).cast(_MS)
         result = result.set_column(6, SCHEMA.field(6), times)
     if not verified:
         try:
@@ -79,6 +92,114 @@ def to_arrow(batch: ColumnBatch, base_offset: int, *, verified: bool = True) -> 
         except pa.ArrowInvalid as error:
             raise CorruptionError(f"a batch at offset {base_offset} is not valid Arrow: {error}") from error
     return result
+
+
+def cutter(raw: bytes) -> Callable[[int, int], bytes]:
+    """Parts of `raw` as (begin, length), without a copy, in a form that checksum functions take."""
+    cut: Callable[[int, int], bytes] = pa.py_buffer(raw).slice
+    return cut
+
+
+def joined(batches: Sequence[tuple[int, ColumnBatch]]) -> pa.RecordBatch:
+    """Batches with their base offsets as one Arrow batch; their bytes are copied once, straight from where they lie."""
+    if not batches:
+        return _nothing()
+    kinds: set[int] = set().union(*(batch.extents for _, batch in batches))
+    if len(batches) == 1 or not kinds <= _SIMPLE:
+        return concatenated([to_arrow(batch, base) for base, batch in batches])
+    has_keys = columnar.KEY_OFFSETS in kinds
+    values = _Joined(columnar.VALUE_OFFSETS, columnar.VALUE_DATA)
+    times: list[memoryview] = []
+    count = 0
+    expected = batches[0][0]
+    is_one_run = True
+    view = memoryview(b"")
+    for base_offset, batch in batches:
+        if view.obj is not batch.source:
+            view = memoryview(batch.source)
+        begin, length = batch.extents[columnar.TIMESTAMPS]
+        begin += batch.begin
+        times.append(view[begin : begin + length])
+        values.add(view, batch)
+        if base_offset != expected:
+            is_one_run = False
+        count += batch.count
+        expected = base_offset + batch.count
+    return pa.RecordBatch.from_arrays(
+        [
+            _run(batches[0][0], count) if is_one_run else _offsets_of(batches, count),
+            pa.Array.from_buffers(_MS, count, [None, pa.py_buffer(b"".join(times))]),
+            _keys_of(batches) if has_keys else pa.nulls(count, _BINARY),
+            values.array(count),
+            *_empty_lists(count),
+            pa.nulls(count, _MS),
+        ],
+        schema=SCHEMA,
+    )
+
+
+class _Joined:
+    """A column of bytes over several batches: data end to end, offsets moved along."""
+
+    __slots__ = ("_data", "_data_kind", "_offsets", "_offsets_kind", "_size", "_steps")
+
+    def __init__(self, offsets_kind: int, data_kind: int) -> None:
+        self._offsets_kind = offsets_kind
+        self._data_kind = data_kind
+        self._data: list[memoryview] = []
+        self._offsets: list[memoryview | bytes] = [bytes(4)]
+        self._steps: list[array[int]] = [array("i", (0,))]
+        self._size = 0
+
+    def add(self, view: memoryview, batch: ColumnBatch) -> None:
+        begin, length = batch.extents[self._offsets_kind]
+        begin += batch.begin
+        self._offsets.append(view[begin + 4 : begin + length])
+        self._steps.append(array("i", (self._size,)) * batch.count)
+        begin, length = batch.extents[self._data_kind]
+        begin += batch.begin
+        self._data.append(view[begin : begin + length])
+        self._size += length
+
+    def array(self, count: int) -> Any:
+        build = pa.Array.from_buffers
+        own = build(_INT32, count + 1, [None, pa.py_buffer(b"".join(self._offsets))])
+        steps = build(_INT32, count + 1, [None, pa.py_buffer(b"".join(self._steps))])
+        offsets = pc.add(own, steps).buffers()[1]
+        return build(_BINARY, count, [None, offsets, pa.py_buffer(b"".join(self._data))])
+
+
+def _keys_of(batches: Sequence[tuple[int, ColumnBatch]]) -> Any:
+    return pa.concat_arrays([_keys_out(batch, pa.py_buffer(batch.body).slice) for _, batch in batches])
+
+
+def _keys_out(batch: ColumnBatch, cut: Any) -> Any:
+    extents = batch.extents
+    if columnar.KEY_OFFSETS not in extents:
+        return pa.nulls(batch.count, _BINARY)
+    validity = cut(*extents[columnar.KEY_VALIDITY]) if columnar.KEY_VALIDITY in extents else None
+    offsets, data = extents[columnar.KEY_OFFSETS], extents[columnar.KEY_DATA]
+    return pa.Array.from_buffers(_BINARY, batch.count, [validity, cut(*offsets), cut(*data)])
+
+
+def _run(first: int, count: int) -> Any:
+    """Consecutive numbers."""
+    window, at = divmod(first, OFFSETS_WINDOW)
+    if at + count > OFFSETS_WINDOW:
+        return pa.array(range(first, first + count), _INT64)
+    return pa.Array.from_buffers(_INT64, count, [None, pa.py_buffer(_consecutive(window)).slice(8 * at, 8 * count)])
+
+
+def _offsets_of(batches: Sequence[tuple[int, ColumnBatch]], count: int) -> Any:
+    runs = b"".join(_offsets(batch, base)[: 8 * batch.count] for base, batch in batches)
+    return pa.Array.from_buffers(_INT64, count, [None, pa.py_buffer(runs)])
+
+
+def _empty_lists(count: int) -> tuple[Any, Any]:
+    """Headers and tags of records that have none."""
+    zeros = pa.py_buffer(bytes(4 * (count + 1)))
+    headers = pa.Array.from_buffers(_HEADERS, count, [None, zeros], children=[pa.array([], _HEADER)])
+    return headers, pa.Array.from_buffers(_TAGS, count, [None, zeros], children=[pa.array([], _BINARY)])
 
 
 def records_to_arrow(records: Sequence[StoredRecord]) -> pa.RecordBatch:
@@ -115,6 +236,8 @@ def from_arrow(batch: pa.RecordBatch, stamp_ms: int) -> ColumnBatch:
         )
     buffers: dict[int, Buffer] = {}
     try:
+        # Later readers trust what has a checksum; this is where a lying array is found out.
+        batch.validate(full=True)
         _put_values(buffers, batch)
         if "key" in names:
             _put_keys(buffers, batch.column("key"))
@@ -152,7 +275,7 @@ def _template() -> MessageHead:
 @lru_cache(maxsize=HEADS_KEPT)
 def _head(directory: bytes, key_nulls: int) -> bytes:
     """The head of the IPC message for a body with this directory, followed by its int64 offsets."""
-    count, extents, size = columnar.read_directory(directory)
+    count, extents, size, _ = columnar.read_directory(directory)
     get = extents.get
     none = (0, 0)
     values = (get(columnar.VALUE_OFFSETS, none), get(columnar.VALUE_DATA, none))
@@ -197,19 +320,22 @@ def _offsets(batch: ColumnBatch, base_offset: int) -> bytes:
     """The offset column, followed by the zeros that absent columns are made of."""
     count = batch.count
     zeros = bytes(8 * (count + 1))
-    deltas = batch.deltas()
-    if deltas is not None:
+    if columnar.OFFSET_DELTAS in batch.extents:
+        deltas = batch.deltas() or ()
         return array("q", [base_offset + delta for delta in deltas]).tobytes() + zeros
     window, at = divmod(base_offset, OFFSETS_WINDOW)
     if at + count > OFFSETS_WINDOW:
         return array("q", range(base_offset, base_offset + count)).tobytes() + zeros
-    return bytes(_consecutive(window)[8 * at : 8 * (at + count)]) + zeros
+    return _consecutive(window)[8 * at : 8 * (at + count)] + zeros
 
 
 @lru_cache(maxsize=WINDOWS_KEPT)
-def _consecutive(window: int) -> memoryview:
-    """All offsets of a window as int64, made by Arrow because a Python loop would cost more than the batch."""
-    return memoryview(pc.add(_first_window(), window * OFFSETS_WINDOW).buffers()[1])
+def _consecutive(window: int) -> bytes:
+    """All offsets of a window as int64, made by Arrow because a Python loop would cost more than the batches.
+
+    Numbers are handed to Arrow's functions as scalars: with plain ones it looks for numpy at every call.
+    """
+    return bytes(pc.add(_first_window(), pa.scalar(window * OFFSETS_WINDOW, _INT64)).buffers()[1])
 
 
 @lru_cache(maxsize=1)
@@ -242,13 +368,13 @@ def _put_times(buffers: dict[int, Buffer], batch: pa.RecordBatch, stamp_ms: int)
         return stamp_ms, stamp_ms
     times = _milliseconds(batch.column("timestamp"))
     if times.null_count:
-        times = times.fill_null(UNSTAMPED)
+        times = times.fill_null(pa.scalar(UNSTAMPED, _INT64))
     bounds = pc.min_max(times)
     least: int = bounds["min"].as_py()
     if least < 0:
         if least < UNSTAMPED:
             raise InvalidArgumentError(f"timestamp {least} is out of range: it must not lie before 1970")
-        times = pc.if_else(pc.equal(times, UNSTAMPED), pa.scalar(stamp_ms, _INT64), times)
+        times = pc.if_else(pc.equal(times, pa.scalar(UNSTAMPED, _INT64)), pa.scalar(stamp_ms, _INT64), times)
         bounds = pc.min_max(times)
     buffers[columnar.TIMESTAMPS] = _fixed(times)
     return bounds["min"].as_py(), bounds["max"].as_py()
@@ -257,7 +383,7 @@ def _put_times(buffers: dict[int, Buffer], batch: pa.RecordBatch, stamp_ms: int)
 def _put_expiries(buffers: dict[int, Buffer], expiries: Any) -> None:
     if expiries.null_count == len(expiries):
         return
-    times = _milliseconds(expiries).fill_null(0)
+    times = _milliseconds(expiries).fill_null(pa.scalar(0, _INT64))
     if pc.min(times).as_py() < 0:
         raise InvalidArgumentError("expire_at is out of range: it must not lie before 1970")
     buffers[columnar.EXPIRIES] = _fixed(times)

@@ -33,7 +33,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate, compress, pairwise
 from struct import Struct
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError
 from basaltmq.log.record import RECORD_BYTES_MAX, UNSTAMPED, Headers, Record, StoredRecord
@@ -101,6 +101,9 @@ _TARGETS: Final = (
 )
 """What an offsets array points into: (kind, target, bytes per unit of its last offset, bytes more)."""
 
+_DATA: Final = (VALUE_DATA, KEY_DATA, TAG_DATA, HEADER_NAMES, HEADER_VALUES)
+"""Buffers whose bytes are the records' own."""
+
 _HEAD: Final = Struct("<IHH")
 _ENTRY: Final = Struct("<HHI")
 _ZEROS: Final = bytes(8)
@@ -111,19 +114,47 @@ Extent: TypeAlias = tuple[int, int]
 """Where a buffer lies in its body: begin and length in bytes."""
 
 
+class Directory(NamedTuple):
+    """What the front of a body says."""
+
+    records: int
+    extents: dict[int, Extent]
+    size_bytes: int
+    """Of the whole body."""
+    data_bytes: int
+    """Values, keys, tags and headers of all records together."""
+
+
 class ColumnBatch:
     """Records of one shard as columns, in the bytes they have on disk."""
 
-    __slots__ = ("body", "count", "extents", "timestamp_max_ms", "timestamp_min_ms")
+    __slots__ = ("_body", "begin", "count", "extents", "source", "timestamp_max_ms", "timestamp_min_ms")
 
     def __init__(
-        self, body: bytes, count: int, extents: dict[int, Extent], timestamp_min_ms: int, timestamp_max_ms: int
+        self,
+        source: bytes,
+        count: int,
+        extents: dict[int, Extent],
+        timestamp_min_ms: int,
+        timestamp_max_ms: int,
+        begin: int = 0,
+        size_bytes: int = -1,
     ) -> None:
-        self.body = body
+        """A body that is `source`, or lies in it: then it is cut out when somebody asks for it."""
+        self.source = source
+        self.begin = begin
+        self._body = source if size_bytes < 0 else size_bytes
         self.count = count
         self.extents = extents
         self.timestamp_min_ms = timestamp_min_ms
         self.timestamp_max_ms = timestamp_max_ms
+
+    @property
+    def body(self) -> bytes:
+        body = self._body
+        if isinstance(body, int):
+            body = self._body = self.source[self.begin : self.begin + body]
+        return body
 
     @property
     def last_delta(self) -> int:
@@ -193,7 +224,7 @@ class ColumnBatch:
 
         The frame's header knows the times; without it they are read from the column.
         """
-        count, extents, size = _front(body)
+        count, extents, size, _ = directory_of(body)
         if size != len(body):
             raise CorruptionError(f"a batch of {len(body)} bytes says it has {size}")
         _check_ends(body, extents)
@@ -374,11 +405,12 @@ def assemble(count: int, buffers: dict[int, Buffer], timestamp_min_ms: int, time
     return ColumnBatch(b"".join(parts + content), count, extents, timestamp_min_ms, timestamp_max_ms)
 
 
-def _front(body: bytes) -> tuple[int, dict[int, Extent], int]:
-    if len(body) < _HEAD.size:
-        raise CorruptionError(f"a batch of {len(body)} bytes is too short")
-    kinds = body[4] | body[5] << 8
-    return read_directory(body[: directory_bytes(kinds)])
+def directory_of(raw: bytes, begin: int = 0) -> Directory:
+    """What stands in front of the body that begins here."""
+    if len(raw) - begin < _HEAD.size:
+        raise CorruptionError(f"a batch of {len(raw) - begin} bytes is too short")
+    kinds = raw[begin + 4] | raw[begin + 5] << 8
+    return read_directory(raw[begin : begin + directory_bytes(kinds)])
 
 
 def directory_bytes(buffers: int) -> int:
@@ -387,8 +419,8 @@ def directory_bytes(buffers: int) -> int:
 
 
 @lru_cache(maxsize=DIRECTORIES_KEPT)
-def read_directory(directory: bytes) -> tuple[int, dict[int, Extent], int]:
-    """Record count, where each buffer lies, and the length of the whole body; every length checked but the last."""
+def read_directory(directory: bytes) -> Directory:
+    """Every length is checked against the count; the length of the whole is the caller's to compare."""
     count, kinds, version = _HEAD.unpack_from(directory)
     if version != VERSION:
         raise CorruptionError(f"a batch of version {version}; this Basalt knows {VERSION}")
@@ -407,7 +439,8 @@ def read_directory(directory: bytes) -> tuple[int, dict[int, Extent], int]:
         extents[kind] = (at, length)
         at += length + (-length & 7)
     _check_lengths(count, extents)
-    return count, extents, at
+    data_bytes = sum(extents[kind][1] for kind in _DATA if kind in extents)
+    return Directory(count, extents, at, data_bytes)
 
 
 def _check_lengths(count: int, extents: dict[int, Extent]) -> None:

@@ -42,7 +42,7 @@ from basaltmq.store import keys
 from basaltmq.store.api import ManagedStore
 from basaltmq.store.batch import PUT, Batch
 from basaltmq.store.families import Family
-from basaltmq.streams.index_rows import Entry, SegmentStats, Words, first_expiry
+from basaltmq.streams.index_rows import HAS_KEYS, HAS_TAGS, IS_REWRITTEN, Entry, SegmentStats, Words, first_expiry
 from basaltmq.streams.rocksdb_engine import clear
 from basaltmq.streams.segment_state import TIME_NONE, SegmentShard
 from basaltmq.streams.shards import ShardConfig
@@ -469,7 +469,7 @@ class StreamIndex:
         batch.delete(FAMILY, keys.frame_key(shard.number, entry.last_offset))
         if entry.expire_min_ms:
             batch.delete(FAMILY, keys.stream_expiry_key(entry.expire_min_ms, shard.number, entry.last_offset))
-        if entry.flags:
+        if entry.flags & (HAS_KEYS | HAS_TAGS):
             try:
                 words = Words(load(entry), config)
             except BasaltError:
@@ -478,6 +478,8 @@ class StreamIndex:
                 for kind, hashes in ((b"K", words.key_hashes), (b"G", words.tag_hashes)):
                     for hashed in hashes:
                         batch.delete(FAMILY, keys.stream_index_key(kind, shard.number, hashed, entry.last_offset))
+        if entry.flags & IS_REWRITTEN:
+            shard.rewritten -= 1
         shard.frames -= 1
         shard.records -= entry.records
         shard.size_bytes -= entry.size_bytes
@@ -506,7 +508,10 @@ class StreamIndex:
         words = Words(batch_of_records, config)
         deleted = self.deleted(number, entry.base_offset, entry.last_offset) if shard.deleted else ()
         expire_ms = first_expiry(batch_of_records, entry.base_offset, shard.start_offset, deleted)
-        entry = entry._replace(expire_min_ms=expire_ms, tag_mask=words.tag_mask, flags=words.flags)
+        flags = words.flags | (entry.flags & IS_REWRITTEN)
+        entry = entry._replace(expire_min_ms=expire_ms, tag_mask=words.tag_mask, flags=flags)
+        if flags & IS_REWRITTEN:
+            shard.rewritten += 1
         if expire_ms:
             batch.put(FAMILY, keys.stream_expiry_key(expire_ms, number, entry.last_offset), b"")
         batch.put(FAMILY, keys.frame_key(number, entry.last_offset), entry.encode())

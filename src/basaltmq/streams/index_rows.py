@@ -16,13 +16,15 @@ from typing import Final, NamedTuple
 
 from basaltmq.errors import CorruptionError
 from basaltmq.log.columnar import ColumnBatch
-from basaltmq.log.frame import Header
+from basaltmq.log.frame import REWRITTEN, Header
 from basaltmq.log.record import NEVER
 from basaltmq.streams.adapter import hash64
 from basaltmq.streams.shards import ShardConfig
 
 HAS_KEYS: Final = 1
 HAS_TAGS: Final = 2
+IS_REWRITTEN: Final = 4
+"""Made by compaction of what is left of other frames."""
 
 _ENTRY: Final = Layout(">QQIIqqQqB")
 _SEGMENT: Final = Layout(">QQqqqq")
@@ -171,5 +173,5 @@ def entry_of(header: Header, position: int, words: Words, expire_min_ms: int) ->
         header.store_time_ms,
         words.tag_mask,
         expire_min_ms,
-        words.flags,
+        words.flags | (IS_REWRITTEN if header.flags & REWRITTEN else 0),
     )

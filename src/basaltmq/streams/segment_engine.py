@@ -76,7 +76,7 @@ from basaltmq.streams.index_rows import NO_WORDS, Entry, Words, first_expiry
 from basaltmq.streams.leaders import Leaders
 from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.segment_cleaner import SegmentCleaner
-from basaltmq.streams.segment_read import FramesRead, Taker, index_of, offset_at
+from basaltmq.streams.segment_read import READ_RUN_BYTES, FramesRead, Taker, find_cutter, index_of, offset_at
 from basaltmq.streams.segment_replay import Progress, Replay, note
 from basaltmq.streams.segment_state import SegmentShard
 from basaltmq.streams.shards import OFFSET_MAX, Engine, Recent, ShardConfig, Shards, ShardSpec
@@ -87,9 +87,6 @@ SHARDS_LOADED_MAX: Final = 16_384
 
 LANES: Final = 1
 """One stream of syncs per disk is what most disks do best; more lanes are for more disks."""
-
-READ_RUN_BYTES: Final = 1 << 20
-"""Neighbouring frames read at once."""
 
 RETRIES: Final = 16
 """A read that meets cleaning looks into the index again; each time one more segment must have gone."""
@@ -155,6 +152,7 @@ class SegmentEngine(EngineBase):
         self.quarantined: list[Path] = []
         self._cleared: list[int] = []
         self._closed = False
+        self._cutter = find_cutter()
         self.index = StreamIndex(store)
         random_u32 = random_u32 or (lambda: secrets.randbits(32))
         logs = [
@@ -333,8 +331,12 @@ class SegmentEngine(EngineBase):
         check_offset(shard, offset, start, end)
         if offset >= end:
             return FramesRead([], offset, start, end)
-        taker = Taker(budget, self._clock_ms(), _wanted(tag, key))
+        taker = Taker(budget, self._clock_ms(), _wanted(tag, key), self._cutter)
         next_offset = end
+        if tag is None and key is None and not deleted and not state.rewritten:
+            offset = self._walk(state, taker, offset, end)
+            if offset >= end or taker.is_full:
+                return FramesRead(taker.parts, offset, start, end)
         entries = self._candidates(shard, offset, end, meta.config, tag, key)
         for entry, batch in self._frames(state, entries, end, budget):
             if budget.scans_left <= 0 or budget.records_left <= 0:
@@ -349,6 +351,29 @@ class SegmentEngine(EngineBase):
                 next_offset = taker.stopped_at
                 break
         return FramesRead(taker.parts, next_offset, start, end)
+
+    def _walk(self, state: SegmentShard, taker: Taker, offset: int, end: int) -> int:
+        """Take runs of neighbouring frames as long as there are any; the offset reached."""
+        log = self.lanes[state.lane].log
+        while offset < end and not taker.is_full:
+            entries = self.index.entries(state.number, offset)
+            first = next(entries, None)
+            following = next(entries, None)
+            if first is None or following is None or following.position != first.position + first.size_bytes:
+                break
+            if first.base_offset < offset:
+                # The last read ended inside a frame.
+                batch = self.load(state, first)
+                if batch is not None and not taker.take(first.base_offset, batch, offset, end, ()):
+                    assert taker.stopped_at is not None
+                    return taker.stopped_at
+                offset = first.last_offset + 1
+                continue
+            reached = taker.walk(log, state.number, first, end) if first.base_offset == offset else offset
+            if reached == offset:
+                break
+            offset = reached
+        return offset
 
     def _candidates(
         self, shard: int, offset: int, end: int, config: ShardConfig, tag: bytes | None, key: bytes | None

@@ -8,15 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import compress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from basaltmq.log import columnar
-from basaltmq.log.columnar import ColumnBatch
+from basaltmq.log.columnar import EXPIRIES, OFFSET_DELTAS, ColumnBatch, directory_bytes, directory_of
+from basaltmq.log.frame import HEADER_BYTES, take_frame
+from basaltmq.log.lane import Lane
 from basaltmq.log.record import NEVER, StoredRecord
 from basaltmq.streams.adapter import Budget
+from basaltmq.streams.index_rows import Entry
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+READ_RUN_BYTES: Final = 5 << 18
+"""Neighbouring frames read at once: enough to make the call cheap, little enough to stay in the processor's cache."""
+
+Cutter: TypeAlias = Callable[[bytes], Callable[[int, int], bytes]]
+"""How parts of a run are given to the checksum without a copy; see `log.arrow.cutter`."""
+
+
+def find_cutter() -> Cutter | None:
+    """Arrow's, where it is installed."""
+    try:
+        from basaltmq.log.arrow import cutter
+    except ImportError:
+        return None
+    return cutter
 
 
 class Part:
@@ -36,6 +53,10 @@ class Part:
 
     def __len__(self) -> int:
         return self.end - self.begin if self.marks is None else sum(self.marks)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.marks is None and self.end - self.begin == self.batch.count
 
     def records(self) -> list[StoredRecord]:
         records = self.batch.records(self.base_offset)
@@ -72,29 +93,15 @@ class FramesRead:
         return [record for part in self.parts for record in part.records()]
 
     def arrow(self) -> pa.RecordBatch:
-        from basaltmq.log.arrow import concatenated
+        from basaltmq.log.arrow import concatenated, joined
 
+        if all(part.is_whole for part in self.parts):
+            return joined([(part.base_offset, part.batch) for part in self.parts])
         return concatenated(self.arrow_batches())
 
     def arrow_batches(self) -> list[pa.RecordBatch]:
-        """A batch per frame: what `arrow` joins, without the copy."""
+        """A batch per frame."""
         return [part.arrow() for part in self.parts]
-
-
-def data_bytes(batch: ColumnBatch) -> int:
-    """What all records of a batch count towards a limit of bytes, without looking at them."""
-    extents = batch.extents
-    return sum(
-        extents[kind][1]
-        for kind in (
-            columnar.VALUE_DATA,
-            columnar.KEY_DATA,
-            columnar.TAG_DATA,
-            columnar.HEADER_NAMES,
-            columnar.HEADER_VALUES,
-        )
-        if kind in extents
-    )
 
 
 def index_of(batch: ColumnBatch, base_offset: int, offset: int) -> int:
@@ -115,10 +122,18 @@ def offset_at(batch: ColumnBatch, base_offset: int, at: int) -> int:
 class Taker:
     """Takes records of frames, in order, until a read's budget is used up."""
 
-    def __init__(self, budget: Budget, now_ms: int, wanted: Callable[[ColumnBatch], list[bool]] | None = None) -> None:
+    def __init__(
+        self,
+        budget: Budget,
+        now_ms: int,
+        wanted: Callable[[ColumnBatch], list[bool]] | None = None,
+        cutter: Cutter | None = None,
+    ) -> None:
         self.parts: list[Part] = []
         self.stopped_at: int | None = None
         """The offset to go on with, once the budget did not allow more."""
+        self.is_full = False
+        self._cutter = cutter
         self._budget = budget
         self._now_ms = now_ms
         self._wanted = wanted
@@ -135,7 +150,7 @@ class Taker:
             marks is None
             and stop - begin == batch.count
             and batch.count <= budget.records_left
-            and (size := data_bytes(batch)) <= budget.bytes_left
+            and (size := directory_of(batch.body).data_bytes) <= budget.bytes_left
         ):
             budget.taken += batch.count
             budget.records_left -= batch.count
@@ -143,6 +158,48 @@ class Taker:
             self.parts.append(Part(base_offset, batch, 0, batch.count))
             return True
         return self._take_some(base_offset, batch, begin, stop, marks)
+
+    def walk(self, log: Lane, shard: int, first: Entry, end: int) -> int:
+        """Take whole plain frames that follow one another in the log, beginning with `first`; the offset after them.
+
+        No index is asked and no record looked at. Stops at anything out of the ordinary, which is then read with care.
+        """
+        budget = self._budget
+        expected = first.base_offset
+        # Frames are a little larger than what their records count.
+        size = budget.bytes_left + budget.bytes_left // 8 + first.size_bytes
+        raw = log.read(first.position, max(first.size_bytes, min(READ_RUN_BYTES, size)))
+        cut = None if self._cutter is None else self._cutter(raw)
+        seed = log.seed
+        at = front_bytes = 0
+        front = b""
+        parts = self.parts
+        while expected < end:
+            found = take_frame(seed, raw, at, shard, expected, cut)
+            if found is None:
+                break
+            records, size, least_ms, largest_ms = found
+            begin = at + HEADER_BYTES
+            if raw[begin : begin + front_bytes] != front or not front:
+                directory = directory_of(raw, begin)
+                count, extents, body_bytes, data_bytes = directory
+                front_bytes = directory_bytes(len(extents))
+                front = raw[begin : begin + front_bytes]
+                is_odd = EXPIRIES in extents or OFFSET_DELTAS in extents
+            if is_odd or count != records or body_bytes != size or count > budget.records_left:
+                break
+            if data_bytes > budget.bytes_left:
+                # A read that has something ends with a frame rather than inside one.
+                self.is_full = bool(parts)
+                break
+            budget.taken += count
+            budget.records_left -= count
+            budget.bytes_left -= data_bytes
+            batch = ColumnBatch(raw, count, extents, least_ms, largest_ms, begin, size)
+            parts.append(Part(expected, batch, 0, count))
+            expected += count
+            at = begin + size + (-size & 7)
+        return expected
 
     def _take_some(self, base_offset: int, batch: ColumnBatch, begin: int, stop: int, marks: list[bool] | None) -> bool:
         budget = self._budget
@@ -160,6 +217,7 @@ class Taker:
         if at == stop:
             return True
         self.stopped_at = offset_at(batch, base_offset, at)
+        self.is_full = True
         return False
 
     def _marks(

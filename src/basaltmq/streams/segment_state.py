@@ -1,11 +1,12 @@
 """What the segment engine keeps in memory of one shard, and the row it is kept as.
 
     'N' shard -> | offset after the last frame u64 | frames u64 | records u64 | skipped u64 |
-                 | deleted u64 | bytes u64 | max time i64 |
+                 | deleted u64 | rewritten u64 | bytes u64 | max time i64 |
 
 Everything in the row follows from the shard's live frames, its deleted records and its start offset, so it is derived
 and rebuilt with the index. `records` counts what the frames hold; those of the first frame that lie below the start
-offset (`skipped`) and those deleted one by one (`deleted`) are still in it. A shard without live frames has no row.
+offset (`skipped`) and those deleted one by one (`deleted`) are still in it. `rewritten` counts frames made by
+compaction: without any, what lies in the log is what the index says. A shard without live frames has no row.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from basaltmq.errors import CorruptionError, ShardNotFoundError
 from basaltmq.streams.shards import ShardMeta
 from basaltmq.streams.watermark import Visible
 
-_ROW: Final = Layout(">QQQQQQq")
+_ROW: Final = Layout(">QQQQQQQq")
 
 TIME_NONE: Final = -(1 << 62)
 """The largest timestamp of a shard without records, or without an index by time."""
@@ -34,6 +35,7 @@ class SegmentShard(Visible):
         "lane",
         "number",
         "records",
+        "rewritten",
         "size_bytes",
         "skipped",
         "start_offset",
@@ -42,7 +44,7 @@ class SegmentShard(Visible):
 
     def __init__(self, meta: ShardMeta, raw: bytes | None) -> None:
         self.indexed_next = 0
-        self.frames = self.records = self.skipped = self.deleted = self.size_bytes = 0
+        self.frames = self.records = self.skipped = self.deleted = self.rewritten = self.size_bytes = 0
         self.timestamp_max_ms = TIME_NONE
         if raw is not None:
             if len(raw) != _ROW.size:
@@ -53,6 +55,7 @@ class SegmentShard(Visible):
                 self.records,
                 self.skipped,
                 self.deleted,
+                self.rewritten,
                 self.size_bytes,
                 self.timestamp_max_ms,
             ) = _ROW.unpack(raw)
@@ -74,6 +77,7 @@ class SegmentShard(Visible):
             self.records,
             self.skipped,
             self.deleted,
+            self.rewritten,
             self.size_bytes,
             self.timestamp_max_ms,
         )
