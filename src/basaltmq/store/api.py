@@ -88,6 +88,10 @@ class Store(Reader, Protocol):
 class ManagedStore(Store, Protocol):
     """A store with the operator's tools (SPEC A10). An operation without a family covers all families."""
 
+    def on_write(self, listener: Callable[[int], None]) -> None:
+        """Call `listener` with the bytes of every batch once it is applied; there is one listener, the size guard."""
+        ...
+
     def set_options(self, options: Mapping[str, str], family: Family | None = None) -> None: ...
 
     def flush(self, family: Family | None = None, *, wait: bool = True) -> None: ...

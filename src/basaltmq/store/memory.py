@@ -82,6 +82,7 @@ class MemoryStore:
         # Reads take it too: a batch is seen whole or not at all.
         self._lock = threading.Lock()
         self._error: StorageError | None = None
+        self._wrote: Callable[[int], None] | None = None
 
     def get(self, family: Family, key: bytes) -> bytes | None:
         with self._lock:
@@ -125,6 +126,11 @@ class MemoryStore:
                     rows.delete(key)
                 elif key < value:
                     rows.delete_range(key, value)
+        if self._wrote is not None:
+            self._wrote(size_bytes)
+
+    def on_write(self, listener: Callable[[int], None]) -> None:
+        self._wrote = listener
 
     def sync(self) -> None:
         self.require_open()

@@ -94,6 +94,9 @@ class OverlayStore(_Layers):
                     marks.put(family, below, _DELETED)
         self._marks.write(marks)
 
+    def on_write(self, listener: Callable[[int], None]) -> None:
+        self._marks.on_write(listener)
+
     def sync(self) -> None:
         """Nothing here is ever durable."""
 

@@ -100,6 +100,7 @@ class RocksStore:
         self._error: StorageError | None = None
         self._cursors: weakref.WeakSet[Cursor] = weakref.WeakSet()
         self._on_close: list[Callable[[], None]] = []
+        self._wrote: Callable[[int], None] | None = None
         self._logged = WriteOptions()
         self._logged.no_slowdown = True
         self._unlogged = WriteOptions()
@@ -157,12 +158,16 @@ class RocksStore:
             if not batch.ops:
                 return
             native = self._native(batch)
+            size_bytes = native.size_in_bytes()
+            error: Exception | None = None
             try:
                 self._db.write(native, options)
-                return
             except Exception as failure:
                 error = failure
-        self._write_failed(error, batch, options, wait_ms)
+        if error is not None:
+            self._write_failed(error, batch, options, wait_ms)
+        if self._wrote is not None:
+            self._wrote(size_bytes)
 
     def _native(self, batch: Batch) -> WriteBatch:
         native = WriteBatch(raw_mode=True)
@@ -274,6 +279,9 @@ class RocksStore:
                 except Exception:
                     # Closed all the same; what failed is the flush `rocksdict` tries, and ours came before.
                     break
+
+    def on_write(self, listener: Callable[[int], None]) -> None:
+        self._wrote = listener
 
     def on_close(self, action: Callable[[], None]) -> None:
         """Run `action` once the database is closed."""

@@ -5,8 +5,8 @@
            underfull_bytes ──────────╲●──────────  ... to here
 
 Between the two marks the state stays what it was, so that it does not flicker. The size is the real one of all
-families, files and memory tables. Whoever writes, producer or consumer, says so with `wrote` after the write; every
-`step_bytes` of that the size is measured, which takes 30 to 50 us. So the store may pass its mark by one step.
+families, files and memory tables. The store reports what producers and consumers write; every `step_bytes` of that the
+size is measured, which takes 30 to 50 us. So the store may pass its mark by one step.
 
 Deleting gives no space back until RocksDB has compacted, and a store that takes no more messages may never compact by
 itself. While overfull a thread therefore flushes and compacts, the largest families first, each time consumers have
@@ -59,6 +59,8 @@ class Measurable(Protocol):
 
     def compact(self, family: Family | None = None) -> None: ...
 
+    def on_write(self, listener: Callable[[int], None]) -> None: ...
+
 
 class SizeGuard:
     """Watches the size of a store and holds its producers."""
@@ -91,6 +93,7 @@ class SizeGuard:
         self._written = threading.Event()
         self._thread: threading.Thread | None = None
         self.measure()
+        store.on_write(self.wrote)
 
     def listen(self, listener: Listener) -> None:
         """Call `listener` at every change from now on, and at once if the store is overfull."""
@@ -100,7 +103,7 @@ class SizeGuard:
                 listener(True, self.size_bytes)
 
     def wrote(self, size_bytes: int) -> None:
-        """Count bytes that were written, by producers and consumers alike. Call it after the write."""
+        """The store was written to, by a producer or a consumer."""
         self._unmeasured_bytes += size_bytes
         if self.overfull:
             self._written.set()
