@@ -3,7 +3,7 @@
 One family, `stream_index`, written without the WAL. A kind byte comes first:
 
     'C' lane                        -> position u64: frames below it are in the index
-    'S' lane | segment start        -> frames u64, garbage bytes u64, least and largest record time, store time
+    'S' lane | segment start        -> bytes, frames, garbage bytes, least and largest record time and store time
     'N' shard                       -> counts (see `segment_state`)
     'O' shard | last offset         -> position, base offset, size, records, largest time, store time, tag mask,
                                        first expiry, flags
@@ -38,6 +38,7 @@ from typing import Final
 
 from basaltmq.errors import BasaltError
 from basaltmq.log.columnar import ColumnBatch
+from basaltmq.log.lane import Lane
 from basaltmq.store import keys
 from basaltmq.store.api import ManagedStore
 from basaltmq.store.batch import PUT, Batch
@@ -76,6 +77,9 @@ class StreamIndex:
         self._checkpoints: dict[int, int] = {}
         self._stats: dict[tuple[int, int], SegmentStats] = {}
         self._stats_changed: set[tuple[int, int]] = set()
+        last = next(store.scan(FAMILY, *keys.prefix_range(b"N"), reverse=True), None)
+        self._shard_max = 0 if last is None else keys.decode_stream_tail_key(last[0])
+        """No shard above it has rows: the first write to a shard need not look."""
         for key, raw in store.scan(FAMILY, *keys.prefix_range(b"C")):
             self._checkpoints[keys.decode_log_checkpoint_key(key)] = _POSITION.unpack(raw)[0]
         for key, raw in store.scan(FAMILY, *keys.prefix_range(b"S")):
@@ -101,24 +105,34 @@ class StreamIndex:
             self.flush()
 
     def note(
-        self, lane: int, segment: int, end: int, time_min_ms: int, time_max_ms: int, stored_ms: int, garbage: int
+        self,
+        lane: int,
+        segment: int,
+        position: int,
+        size_bytes: int,
+        time_min_ms: int,
+        time_max_ms: int,
+        stored_ms: int,
+        garbage: int,
     ) -> None:
-        """A frame, of whatever kind, was appended to a segment; `end` is the position after it. Under `lock`."""
+        """A frame, of whatever kind, was appended to a segment. Under `lock`."""
         at = (lane, segment)
         stats = self._stats.get(at)
         if stats is None:
             stats = self._stats[at] = SegmentStats()
-        stats.add(time_min_ms, time_max_ms, stored_ms)
+        stats.add(size_bytes, time_min_ms, time_max_ms, stored_ms)
         if garbage:
             stats.garbage_bytes += garbage
         self._stats_changed.add(at)
-        self._checkpoints[lane] = end
+        self._checkpoints[lane] = position + size_bytes
 
     def add(self, shard: SegmentShard, entry: Entry, words: Words, config: ShardConfig) -> None:
         """Gather a frame that follows on the shard's last. Under `lock`, after `note`."""
         number = shard.number
         entries = self._entries.get(number)
         if entries is None:
+            if number > self._shard_max:
+                self._shard_max = number
             self._entries[number] = [entry]
             self._touched[number] = shard
         else:
@@ -166,6 +180,8 @@ class StreamIndex:
         return sum(len(entries) + 1 for entries in self._entries.values())
 
     def shard_row(self, number: int) -> bytes | None:
+        if number > self._shard_max:
+            return None
         with self.lock:
             shard = self._touched.get(number)
             if shard is not None:
@@ -220,8 +236,16 @@ class StreamIndex:
         start, end = keys.deleted_record_key(shard, first), keys.deleted_record_key(shard, last + 1)
         return [keys.decode_deleted_record_key(key)[1] for key, _ in self._store.scan(FAMILY, start, end)]
 
-    def stats(self, lane: int, segment: int) -> SegmentStats:
-        return self._stats.get((lane, segment)) or SegmentStats()
+    def stats(self, lane: int, segment: int) -> SegmentStats | None:
+        """None for a segment that has no frames, or whose deletion had begun."""
+        return self._stats.get((lane, segment))
+
+    def is_ahead_of(self, lane: int, log: Lane) -> bool:
+        """Does the index know of bytes that the log does not have? A power loss may have taken unsynced ones back."""
+        sizes = {segment.start: segment.size_bytes for segment in log.segments()}
+        return (self._checkpoints.get(lane) or 0) > log.end or any(
+            stats.size_bytes > sizes.get(segment, 0) for (of, segment), stats in self._stats.items() if of == lane
+        )
 
     def due(self, now_ms: int) -> Iterator[tuple[int, int]]:
         """(shard, last offset) of frames with a record that has expired."""
@@ -426,7 +450,7 @@ class StreamIndex:
         self._write(batch)
 
     def forget_segment(self, lane: int, segment: int) -> None:
-        """The segment is gone."""
+        """The segment goes. Before its file does, so that a file without a row is one that was to go."""
         with self.lock:
             self._stats.pop((lane, segment), None)
             self._stats_changed.discard((lane, segment))
@@ -578,6 +602,7 @@ class StreamIndex:
 
     def _put_tail(self, batch: Batch, shard: SegmentShard) -> None:
         key = keys.stream_tail_key(shard.number)
+        self._shard_max = max(self._shard_max, shard.number)
         if shard.frames == 0 and shard.deleted == 0:
             shard.skipped = 0
             shard.timestamp_max_ms = TIME_NONE

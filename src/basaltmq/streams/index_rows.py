@@ -2,7 +2,8 @@
 
     frame     | position u64 | base offset u64 | size u32 | records u32 | largest time i64 | store time i64 |
               | tag mask u64 | first expiry i64 | flags u8 |
-    segment   | frames u64 | garbage bytes u64 | least time i64 | largest time i64 | least store time | largest |
+    segment   | bytes u64 | frames u64 | garbage bytes u64 | least time i64 | largest time i64 |
+              | least store time i64 | largest store time i64 |
 
 Big-endian like the keys. The tag mask has a bit for the hash of each tag, so that a scan without the tag index passes
 over most frames that do not have the tag.
@@ -27,7 +28,7 @@ IS_REWRITTEN: Final = 4
 """Made by compaction of what is left of other frames."""
 
 _ENTRY: Final = Layout(">QQIIqqQqB")
-_SEGMENT: Final = Layout(">QQqqqq")
+_SEGMENT: Final = Layout(">QQQqqqq")
 _TIME_LOW: Final = -(1 << 63)
 _TIME_HIGH: Final = (1 << 63) - 1
 
@@ -75,17 +76,26 @@ class Entry(NamedTuple):
 class SegmentStats:
     """What the frames of one segment add up to."""
 
-    __slots__ = ("frames", "garbage_bytes", "stored_max_ms", "stored_min_ms", "time_max_ms", "time_min_ms")
+    __slots__ = (
+        "frames",
+        "garbage_bytes",
+        "size_bytes",
+        "stored_max_ms",
+        "stored_min_ms",
+        "time_max_ms",
+        "time_min_ms",
+    )
 
     def __init__(self, raw: bytes | None = None) -> None:
         if raw is None:
-            self.frames = self.garbage_bytes = 0
+            self.size_bytes = self.frames = self.garbage_bytes = 0
             self.time_min_ms = self.stored_min_ms = _TIME_HIGH
             self.time_max_ms = self.stored_max_ms = _TIME_LOW
             return
         if len(raw) != _SEGMENT.size:
             raise CorruptionError(f"an index row of a segment has {len(raw)} bytes, not {_SEGMENT.size}")
         (
+            self.size_bytes,
             self.frames,
             self.garbage_bytes,
             self.time_min_ms,
@@ -96,6 +106,7 @@ class SegmentStats:
 
     def encode(self) -> bytes:
         return _SEGMENT.pack(
+            self.size_bytes,
             self.frames,
             self.garbage_bytes,
             self.time_min_ms,
@@ -104,7 +115,8 @@ class SegmentStats:
             self.stored_max_ms,
         )
 
-    def add(self, time_min_ms: int, time_max_ms: int, stored_ms: int) -> None:
+    def add(self, size_bytes: int, time_min_ms: int, time_max_ms: int, stored_ms: int) -> None:
+        self.size_bytes += size_bytes
         self.frames += 1
         if time_min_ms < self.time_min_ms:
             self.time_min_ms = time_min_ms

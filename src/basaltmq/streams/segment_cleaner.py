@@ -317,9 +317,9 @@ class SegmentCleaner:
             self._damaged.add((lane.number, segment.start))
             self._engine.damages += damages
             return True
+        self._engine.index.forget_segment(lane.number, segment.start)
         self._engine.checkpoint()
         lane.log.delete(segment)
-        self._engine.index.forget_segment(lane.number, segment.start)
         return True
 
     def _choose(self) -> tuple[LogLane, Segment, int, list[Damage]] | None:
@@ -332,8 +332,9 @@ class SegmentCleaner:
             for segment in segments:
                 if (lane.number, segment.start) in self._damaged or segment.state is not SegmentState.SEALED:
                     continue
-                garbage = self._engine.index.stats(lane.number, segment.start).garbage_bytes
-                share = 1.0 if segment.size_bytes == 0 else garbage / segment.size_bytes
+                stats = self._engine.index.stats(lane.number, segment.start)
+                # A sealed segment that the index does not know was being deleted when the process ended.
+                share = 1.0 if stats is None else stats.garbage_bytes / max(segment.size_bytes, 1)
                 if share >= 0.5 and (best is None or share > best[0]):
                     best = (share, lane, segment)
         return None if best is None else (best[1], best[2], best[2].start, [])

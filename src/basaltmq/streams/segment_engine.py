@@ -276,7 +276,7 @@ class SegmentEngine(EngineBase):
             )
             with index.lock:
                 index.note(
-                    lane.number, log.active_start, position + size, batch.timestamp_min_ms, time_max_ms, now_ms, 0
+                    lane.number, log.active_start, position, size, batch.timestamp_min_ms, time_max_ms, now_ms, 0
                 )
                 index.add(state, entry, words, config)
 
@@ -671,8 +671,8 @@ class SegmentEngine(EngineBase):
         """Bring the index up to the logs, or build it again."""
         index = self.index
         begins = [index.checkpoint(number) for number in range(len(logs))]
-        fresh = all(log.end == log.start for log in logs)
-        if not fresh and any(begin is None or begin > log.end for begin, log in zip(begins, logs, strict=True)):
+        is_lost = any(begin is None and log.end > log.start for begin, log in zip(begins, logs, strict=True))
+        if is_lost or any(index.is_ahead_of(number, log) for number, log in enumerate(logs)):
             index.wipe()
             begins = [None] * len(logs)
         starts = [log.start if begin is None else begin for begin, log in zip(begins, logs, strict=True)]

@@ -45,13 +45,11 @@ Progress = Callable[[int, int], None]
 
 def note(index: StreamIndex, lane: int, segment: int, position: int, header: Header, garbage: int) -> None:
     """Tell the index of a frame by its header."""
-    end = position + header.size_bytes
-    if header.kind in (COLUMNAR, KAFKA):
-        index.note(lane, segment, end, header.timestamp_min_ms, header.timestamp_max_ms, header.store_time_ms, garbage)
-    else:
+    least_ms, largest_ms, stored_ms = header.timestamp_min_ms, header.timestamp_max_ms, header.store_time_ms
+    if header.kind not in (COLUMNAR, KAFKA):
         # What happened to records has no time but its own.
-        stored_ms = header.store_time_ms
-        index.note(lane, segment, end, stored_ms, stored_ms, stored_ms, garbage)
+        least_ms = largest_ms = stored_ms
+    index.note(lane, segment, position, header.size_bytes, least_ms, largest_ms, stored_ms, garbage)
 
 
 PROGRESS_BYTES: Final = 64 << 20

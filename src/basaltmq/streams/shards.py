@@ -30,6 +30,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from struct import Struct as Layout
 from typing import Final, Generic, TypeVar
 from uuid import UUID
@@ -73,6 +74,9 @@ SHARDS_PER_BATCH_MAX: Final = 100_000
 
 SHARDS_CACHED_MAX: Final = 16_384
 """Rows kept decoded: about 10 MB."""
+
+CONFIGS_CACHED_MAX: Final = 1_024
+"""Configs kept decoded: the shards of a topic share one, and most topics have the same."""
 
 DAY_MS: Final = 24 * 60 * 60 * 1000
 
@@ -199,11 +203,16 @@ class ShardMeta(msgspec.Struct, frozen=True):
         if version != ROW_VERSION or engine not in _ENGINES:
             raise CorruptionError(f"the row of shard {number} has version {version}, engine {engine}: not known here")
         try:
-            config = msgspec.json.decode(raw[_ROW.size :], type=ShardConfig)
+            config = _decode_config(raw[_ROW.size :])
         except msgspec.MsgspecError as error:
             raise CorruptionError(f"the row of shard {number} has a damaged config: {error}") from error
         topic_id = UUID(bytes=topic)
         return cls(number, topic_id, partition, _ENGINES[engine], config, lane, flags, start, least, created)
+
+
+@lru_cache(maxsize=CONFIGS_CACHED_MAX)
+def _decode_config(raw: bytes) -> ShardConfig:
+    return msgspec.json.decode(raw, type=ShardConfig)
 
 
 def shard_name(topic_id: UUID, partition: int) -> str:

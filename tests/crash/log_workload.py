@@ -1,0 +1,242 @@
+"""What a child does to streams in the commit log until it is killed, and what must hold after. Lines to the parent:
+
+    = shard offset value    after open: a record that is there; then `opened`
+    s shard start next      after open: where the shard begins and ends
+    + shard offset value    an append is confirmed at the shard's level
+    ? shard offset          a delete is on its way         - shard offset    it is confirmed
+    ^ shard start           the start offset is on its way up to here
+
+Shards 0 and 1 ask for `synced`, shard 2 for `written`. Values are unique, so that an offset given out twice shows.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+from tests.crash.harness import END, ERROR, Child, Emit
+
+from basaltmq.errors import BasaltError
+from basaltmq.log.lane import LaneOptions
+from basaltmq.log.record import Record
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+from basaltmq.store.open import open_store
+from basaltmq.streams.durability import Durability
+from basaltmq.streams.offsets import PersistentOffsets
+from basaltmq.streams.segment_engine import SegmentEngine
+from basaltmq.streams.shards import Engine, ShardConfig, Shards, ShardSpec
+from basaltmq.streams.watermark import Watermarks
+
+LEVELS: Final = (Durability.SYNCED, Durability.SYNCED, Durability.WRITTEN)
+SEGMENT_BYTES: Final = 16 << 10
+KEPT: Final = 150
+"""Records a shard keeps, so that a dump stays short and segments become garbage."""
+
+
+class Streams:
+    """An engine over a store at a path, with a shard per level."""
+
+    def __init__(self, base: Path) -> None:
+        self.store = open_store(base / "store")
+        self.watermarks = Watermarks(self.store)
+        self.shards = Shards(self.store, _now_ms)
+        offsets = PersistentOffsets(self.store, self.watermarks.group, _now_ms)
+        self.engine = SegmentEngine(
+            self.store,
+            self.shards,
+            offsets,
+            _now_ms,
+            path=base / "log",
+            options=LaneOptions(segment_bytes=SEGMENT_BYTES),
+        )
+        self.numbers = [self._shard(at, level) for at, level in enumerate(LEVELS)]
+
+    def _shard(self, at: int, level: Durability) -> int:
+        topic = UUID(int=at + 1)
+        found = self.shards.number_of(topic, 0)
+        if found is not None:
+            return found
+        return self.engine.create_shard(ShardSpec(topic, 0, Engine.SEGMENT, ShardConfig(durability=level))).number
+
+    def dump(self, emit: Emit) -> None:
+        for at, number in enumerate(self.numbers):
+            info = self.engine.shard_info(number)
+            emit(f"s {at} {info.start_offset} {info.next_offset}")
+            offset = info.start_offset
+            while offset < info.high_watermark:
+                batch = self.engine.read_by_offset(number, offset)
+                for record in batch.records():
+                    emit(f"= {at} {record.offset} {record.value.decode()}")
+                offset = batch.next_offset
+        emit("opened")
+
+    def close(self) -> None:
+        self.engine.close()
+        self.watermarks.close()
+        self.store.close()
+
+
+def run(emit: Emit, path: str, seed: int) -> None:
+    rng = random.Random(seed)
+    streams = Streams(Path(path))
+    streams.dump(emit)
+    stop = threading.Event()
+    writers = [
+        threading.Thread(target=_write, args=(emit, streams, at, stop, random.Random(rng.getrandbits(32)), seed))
+        for at in range(len(LEVELS))
+    ]
+    for writer in writers:
+        writer.start()
+    for _ in range(400):
+        _manage(emit, streams, rng)
+    stop.set()
+    for writer in writers:
+        writer.join()
+    streams.close()
+
+
+def check(emit: Emit, path: str) -> None:
+    """Open, dump, and compare the index with one that is built from nothing."""
+    streams = Streams(Path(path))
+    streams.dump(emit)
+    streams.engine.index.settle()
+    rows = dict(streams.store.scan(Family.STREAM_INDEX))
+    streams.close()
+    store = open_store(Path(path) / "store")
+    batch = Batch()
+    batch.delete_range(Family.STREAM_INDEX, b"", b"\xff")
+    store.write(batch)
+    store.close()
+    again = Streams(Path(path))
+    again.engine.index.settle()
+    rebuilt = dict(again.store.scan(Family.STREAM_INDEX))
+    emit(f"damages {len(again.engine.damages)}")
+    emit(f"index {'same' if rows == rebuilt else 'differs'}")
+    again.close()
+
+
+def _write(emit: Emit, streams: Streams, at: int, stop: threading.Event, rng: random.Random, seed: int) -> None:
+    number = streams.numbers[at]
+    sequence = 0
+    while not stop.is_set():
+        values = []
+        for _ in range(rng.randint(1, 4)):
+            sequence += 1
+            values.append(f"{seed:x}.{at}.{sequence}.{'x' * rng.choice((0, 30, 800))}")
+        append = streams.engine.batch_write(number, [Record(value.encode(), b"k") for value in values])
+        streams.engine.wait(append)
+        for offset, value in enumerate(values, append.base_offset):
+            emit(f"+ {at} {offset} {value}")
+
+
+def _manage(emit: Emit, streams: Streams, rng: random.Random) -> None:
+    at = rng.randrange(len(LEVELS))
+    number = streams.numbers[at]
+    info = streams.engine.shard_info(number)
+    what = rng.randrange(8)
+    if what == 0:
+        streams.store.flush(Family.STREAM_INDEX)
+    elif what == 1:
+        streams.engine.retain(_now_ms())
+    elif what == 2 and info.records > KEPT:
+        start = info.high_watermark - rng.randint(1, KEPT)
+        emit(f"^ {at} {start}")
+        streams.engine.delete_records_before(number, start)
+    elif what == 3 and info.high_watermark > info.start_offset:
+        offset = rng.randrange(info.start_offset, info.high_watermark)
+        emit(f"? {at} {offset}")
+        streams.engine.delete_by_offset(number, [offset])
+        emit(f"- {at} {offset}")
+    elif what == 4:
+        streams.engine.index.flush()
+    else:
+        try:
+            streams.engine.read_by_key(number, b"k", info.start_offset).records()
+        except BasaltError:
+            # Somebody moved the start.
+            return
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Expectation:
+    """What the parent was told, and whether what it is shown agrees."""
+
+    def __init__(self, levels: tuple[Durability, ...]) -> None:
+        self.levels = levels
+        """The levels that survive what is done to the child."""
+        self.checks = 0
+        self._confirmed: dict[int, dict[int, str]] = defaultdict(dict)
+        self._going: dict[int, set[int]] = defaultdict(set)
+        self._gone: dict[int, set[int]] = defaultdict(set)
+        self._start: dict[int, int] = defaultdict(int)
+        self._shown: dict[int, dict[int, str]] = defaultdict(dict)
+        self._ends: dict[int, tuple[int, int]] = {}
+
+    def hear(self, line: str) -> None:
+        kind, *rest = line.split(" ")
+        if kind == "=":
+            self._shown[int(rest[0])][int(rest[1])] = rest[2]
+        elif kind == "s":
+            self._ends[int(rest[0])] = (int(rest[1]), int(rest[2]))
+        elif kind == "+":
+            self._confirmed[int(rest[0])][int(rest[1])] = rest[2]
+        elif kind == "?":
+            self._going[int(rest[0])].add(int(rest[1]))
+        elif kind == "-":
+            self._gone[int(rest[0])].add(int(rest[1]))
+        elif kind == "^":
+            self._start[int(rest[0])] = max(self._start[int(rest[0])], int(rest[1]))
+        elif kind == "opened":
+            self._compare()
+
+    def _compare(self) -> None:
+        self.checks += 1
+        for at, level in enumerate(LEVELS):
+            shown, confirmed = self._shown[at], self._confirmed[at]
+            start, following = self._ends[at]
+            assert start <= max(self._start[at], 0), f"shard {at} begins at {start}, nobody asked for that"
+            if level in self.levels:
+                for offset, value in confirmed.items():
+                    if offset >= start and offset not in self._going[at]:
+                        assert shown.get(offset) == value, (
+                            f"shard {at} offset {offset}: {shown.get(offset)} not {value}"
+                        )
+                    assert offset < following, f"shard {at} would give offset {offset} out again"
+                assert not self._gone[at] & shown.keys(), f"shard {at} shows deleted records again"
+                held = set(range(start, following)) - self._going[at]
+                assert held <= shown.keys(), f"shard {at} has holes: {sorted(held - shown.keys())[:5]}"
+            # What is shown counts from here on; what was not confirmed and is not shown never happened.
+            self._confirmed[at] = dict(shown)
+            self._going[at] = {offset for offset in self._going[at] if offset < following and offset not in shown}
+            self._gone[at] = {offset for offset in self._gone[at] if offset < following}
+            self._shown[at] = {}
+
+
+def ride(child: Child, expectation: Expectation, rng: random.Random) -> None:
+    """Listen, and kill the child some time after it has opened."""
+    left = rng.randint(1, 400)
+    opened = False
+    for line in child.lines(timeout_s=60):
+        if line == ERROR:
+            raise AssertionError("\n".join(child.lines(timeout_s=10)))
+        if line == END:
+            break
+        expectation.hear(line)
+        opened = opened or line == "opened"
+        if opened:
+            left -= 1
+            if left == 0:
+                break
+    child.kill()
+    for line in child.lines(timeout_s=10):
+        expectation.hear(line)
+    child.close()

@@ -1,0 +1,61 @@
+"""Streams in the commit log through kill -9 and power loss, at both levels of durability."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from tests.crash.harness import Forge, PowerLoss, Tails, remove
+from tests.crash.log_workload import Expectation, ride
+
+from basaltmq.streams.durability import Durability
+
+KILLS = 8
+LOSSES = 5
+
+
+@pytest.mark.spec("B6", "D3")
+@pytest.mark.promise("P1", "P3", "P6", "P10")
+def test_after_kill_9_what_was_confirmed_stays_and_the_index_is_what_the_log_says(forge: Forge, tmp_path: Path) -> None:
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    expectation = Expectation((Durability.SYNCED, Durability.WRITTEN))
+    path = tmp_path / "base"
+    path.mkdir()
+    for _ in range(KILLS):
+        ride(forge.start("tests.crash.log_workload:run", str(path), rng.getrandbits(32)), expectation, rng)
+    _check(forge, path, expectation)
+
+
+@pytest.mark.spec("B6", "D3")
+@pytest.mark.promise("P1", "P3", "P7", "P10")
+@pytest.mark.parametrize("tails", Tails)
+def test_after_power_loss_what_was_confirmed_as_synced_stays(forge: Forge, tmp_path: Path, tails: Tails) -> None:
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    expectation = Expectation((Durability.SYNCED,))
+    path = tmp_path / "base-0"
+    path.mkdir()
+    for number in range(LOSSES):
+        disk = PowerLoss(path, tmp_path / f"disk-{number}")
+        child = forge.start("tests.crash.log_workload:run", str(path), rng.getrandbits(32), shim=disk.shim())
+        ride(child, expectation, rng)
+        left = tmp_path / f"base-{number + 1}"
+        disk.play(left, tails, rng)
+        remove(path)
+        remove(tmp_path / f"disk-{number}")
+        path = left
+    _check(forge, path, expectation)
+
+
+def _check(forge: Forge, path: Path, expectation: Expectation) -> None:
+    checked = expectation.checks
+    assert checked, "every child died before it had opened: the test shows nothing"
+    said = forge.run("tests.crash.log_workload:check", str(path))
+    for line in said:
+        expectation.hear(line)
+    assert expectation.checks == checked + 1
+    assert "index same" in said
