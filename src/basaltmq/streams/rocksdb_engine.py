@@ -16,8 +16,8 @@ older. Expiry rows of a deleted shard are dropped when they come due; its number
 Every write goes through the WAL, so `memory` is as good as `written` here. Per shard a small state is loaded on use
 and held for the latest used ones only.
 
-Budget: appending 256 B records without key or tags in batches of 100 costs about 5 us per record, 3 of them in
-RocksDB; a key and a tag add a row each.
+Budget: appending 256 B records in batches of 100 costs about 4 us of CPU per record, a third of it in the store's
+write; a key and a tag, a hash and a row each, make it 14. Reading one costs 4 to 5 us.
 """
 
 from __future__ import annotations
