@@ -87,11 +87,20 @@ class Entry(msgspec.Struct, gc=False):
         return len(self.row) + ENTRY_OVERHEAD_BYTES
 
 
-ReadEntry: TypeAlias = Callable[[bytes, bytes], Entry]
-"""An entry out of a key and a row as they are on disk."""
+Row: TypeAlias = tuple[bytes, bytes]
+"""Key and value as they are on disk."""
 
-IsLeased: TypeAlias = Callable[[bytes], bool]
-"""Whether the message of this key is handed out; such rows are in the family but not in the queue."""
+ReadEntries: TypeAlias = Callable[[Sequence[Row]], list[Entry]]
+
+
+class Leased(Protocol):
+    """What of a queue is handed out; such rows are on disk but not in the queue."""
+
+    def has_key(self, key: bytes) -> bool: ...
+
+    def free(self, rows: list[Row]) -> list[Row]:
+        """Those rows that are not handed out."""
+        ...
 
 
 class Info(msgspec.Struct, frozen=True):

@@ -73,6 +73,12 @@ class Content:
             if not self._is_wanted(change, body_id, refs):
                 change.batch.delete(Family.BODIES, body_key(body_id))
 
+    def cancel(self, change: Change, entries: Iterable[Entry]) -> None:
+        """The bodies of messages that this change brought in are not to be written after all."""
+        for entry in entries:
+            if not entry.flags & SHARED:
+                change.cancel(Family.BODIES, body_key(body_of(entry.row)))
+
     def put_only_if_wanted(self, change: Change, body_id: bytes) -> None:
         """Take a shared body back out of the change if no message of it is left that has it."""
         if not self._is_wanted(change, body_id, set()):

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
-from basaltmq.queues.backing import Entry, Info, IsLeased
+from basaltmq.queues.backing import Entry, Info, Leased
 from basaltmq.queues.change import Change
 from basaltmq.queues.fairness import FairScheduler
 from basaltmq.queues.paging import MemoryBudget, PagingLimits, PagingQueue, cancel_rows, delete_rows, put_rows
-from basaltmq.queues.rows import prefix_of, read_entry, weight_of
+from basaltmq.queues.rows import prefix_of, read_entries, weight_of
 from basaltmq.store.api import Store
 from basaltmq.store.families import Family
 from basaltmq.store.keys import lp, message_prefix, prefix_range, take_lp
@@ -56,7 +56,7 @@ def sub_queues_on_disk(store: Store, queue: str) -> Iterator[tuple[str, bytes]]:
 class FairQueue:
     """Messages of several fairness keys, taken by weighted turns."""
 
-    __slots__ = ("_budget", "_discover", "_head", "_is_leased", "_limits", "_queue", "_scheduler", "_store", "_subs")
+    __slots__ = ("_budget", "_discover", "_head", "_leased", "_limits", "_queue", "_scheduler", "_store", "_subs")
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class FairQueue:
         queue: str,
         budget: MemoryBudget,
         limits: PagingLimits,
-        is_leased: IsLeased,
+        leased: Leased,
         discover: Callable[[], Iterable[tuple[str, bytes]]] | None = None,
     ) -> None:
         """`discover` tells the sub-queues on disk when first asked; None if there are none."""
@@ -73,7 +73,7 @@ class FairQueue:
         self._head = len(lp(queue)) + 2
         self._budget = budget
         self._limits = limits
-        self._is_leased = is_leased
+        self._leased = leased
         self._subs: dict[str, PagingQueue] = {}
         self._scheduler = FairScheduler()
         self._discover = discover
@@ -127,8 +127,8 @@ class FairQueue:
             prefix_of(self._queue, sub),
             self._budget,
             self._limits,
-            read_entry,
-            self._is_leased,
+            read_entries,
+            self._leased,
             known_empty=known_empty,
         )
 

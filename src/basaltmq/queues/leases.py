@@ -30,6 +30,7 @@ from typing import Final
 
 from basaltmq.errors import CorruptionError, LimitExceededError, StaleLeaseError, StorageError
 from basaltmq.queues.backing import TRANSIENT, Entry
+from basaltmq.queues.change import Change
 from basaltmq.queues.rows import read_entry
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
@@ -119,6 +120,11 @@ def encode_lease_call(call: LeaseCall, queue_bytes: int) -> bytes:
     consumer = lp(call.consumer)[2:]
     parts = [_HEAD.pack(LAYOUT, call.expires_ns, call.leased_ns, len(consumer)), consumer]
     tails = [e.key[queue_bytes:] for e in call.entries.values() if not e.flags & TRANSIENT]
+    first = tails[0][:-_PLACE_BYTES] if tails else b""
+    if not [tail for tail in tails if not tail.startswith(first)]:
+        # Names have their length in front, so what begins with one is of that sub-queue.
+        places = [tail[-_PLACE_BYTES:] for tail in tails]
+        return b"".join((*parts, first, _COUNT.pack(len(places)), *places)) if tails else b"".join(parts)
     for sub, group in groupby(tails, lambda tail: tail[:-_PLACE_BYTES]):
         places = [tail[-_PLACE_BYTES:] for tail in group]
         parts += (sub, _COUNT.pack(len(places)), *places)
@@ -186,6 +192,11 @@ class Leases:
 
     def has_key(self, key: bytes) -> bool:
         return key[-16:] in self._by_id
+
+    def free(self, rows: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """Those message rows that are not leased."""
+        by_id = self._by_id
+        return [row for row in rows if row[0][-16:] not in by_id] if by_id else rows
 
     def call_of(self, message_id: bytes) -> LeaseCall | None:
         return self._by_id.get(message_id)
@@ -261,6 +272,11 @@ class Leases:
             batch.delete(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key(call.expires_ns, self._queue, call.token))
         elif rewrite:
             batch.put(Family.LEASE_CALLS, lease_call_key(self._queue, call.token), self._encode(call))
+
+    def cancel(self, change: Change, call: LeaseCall) -> None:
+        """A call that began and ended in one change leaves no rows."""
+        change.cancel(Family.LEASE_CALLS, lease_call_key(self._queue, call.token))
+        change.cancel(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key(call.expires_ns, self._queue, call.token))
 
     def move_expiry(self, batch: Batch, call: LeaseCall, expires_ns: int) -> None:
         batch.delete(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key(call.expires_ns, self._queue, call.token))

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, merge
+from itertools import islice
 from typing import Final
 
 from basaltmq.errors import StoreStalledError
@@ -24,8 +25,8 @@ from basaltmq.queues.backing import (
     TRANSIENT,
     Entry,
     Info,
-    IsLeased,
-    ReadEntry,
+    Leased,
+    ReadEntries,
 )
 from basaltmq.queues.change import Change
 from basaltmq.store.api import Store
@@ -35,6 +36,9 @@ from basaltmq.store.keys import prefix_range
 
 RESIDENT_BYTES_MIN: Final = 16 * 1024
 """What a queue may keep when all queues together are over their budget, so that none of them reads row by row."""
+
+READ_CHUNK: Final = 32
+"""Rows read between two looks at their size. A row is at most 2 MiB (headers and properties)."""
 
 SPILL_WAIT_MS: Final = 0
 """A transient message that cannot be paged at once stays in memory: the publisher is not made to wait for it."""
@@ -48,8 +52,9 @@ class PagingLimits:
     """Messages: enough for the busiest consumer between two reads, small enough that thousands of queues fit."""
     resident_bytes_max: int = 4 * MIB
     """A queue shorter than this is served from memory."""
-    read_ahead: int = 512
-    """Rows per scan: the scan's own cost is spread thin, and the loop is held for about a millisecond."""
+    read_ahead: int = 1023
+    """Rows per scan: its own cost is spread thin, the loop is held for a few milliseconds, and a store that reads in
+    chunks of 1, 2, 4 .. 256 rows reads none in vain."""
     read_ahead_bytes: int = MIB
 
 
@@ -97,7 +102,7 @@ class PagingQueue:
         "_cursor",
         "_gone",
         "_has_spilled",
-        "_is_leased",
+        "_leased",
         "_limits",
         "_prefix",
         "_read",
@@ -113,8 +118,8 @@ class PagingQueue:
         prefix: bytes,
         budget: MemoryBudget,
         limits: PagingLimits,
-        read: ReadEntry,
-        is_leased: IsLeased,
+        read: ReadEntries,
+        leased: Leased,
         *,
         known_empty: bool = False,
         head: bytes | None = None,
@@ -125,7 +130,7 @@ class PagingQueue:
         self.budget = budget
         self._limits = limits
         self._read = read
-        self._is_leased = is_leased
+        self._leased = leased
         self._window: deque[Entry] = deque()
         self._returned: list[tuple[bytes, Entry]] = []
         self._gone: set[bytes] = set()
@@ -219,7 +224,7 @@ class PagingQueue:
         if self._bytes > limits.resident_bytes_max or len(self._window) + len(self._returned) > limits.resident_max:
             self._shrink(limits.resident_max // 2, limits.resident_bytes_max // 2)
         elif self.budget.used_bytes > self.budget.limit_bytes and self._bytes > RESIDENT_BYTES_MIN:
-            self._shrink(self.resident_len() // 2, self._bytes // 2)
+            self._shrink(limits.resident_max, RESIDENT_BYTES_MIN)
 
     def _place(self, entries: Sequence[Entry]) -> None:
         """Put every entry where its key says."""
@@ -314,7 +319,7 @@ class PagingQueue:
         return len(self._window) + len(self._returned) - len(self._gone)
 
     def is_duplicate(self, key: bytes) -> bool:
-        if key in self._gone or self._is_leased(key):
+        if key in self._gone or self._leased.has_key(key):
             return False
         if any(e.key == key for e in self._in_memory() if e.flags & TRANSIENT):
             return True
@@ -324,14 +329,14 @@ class PagingQueue:
         here = {e.key: e for e in self._in_memory() if e.key > after and e.key not in self._gone}
         if self._cursor is not None:
             below = sum(key < self._cursor for key in here)
-            for key, row, flags in self._rows(max(self._cursor, after + b"\0")):
+            for row in self._rows(max(self._cursor, after + b"\0")):
                 if below >= count:
                     break
-                if not self._is_leased(key):
-                    here[key] = self._entry(key, row, flags)
+                if not self._leased.has_key(row[0]):
+                    here[row[0]] = self._entries([row])[0]
                     below += 1
         shown = [here[key] for key in sorted(here)[:count]]
-        return [e if e.row else self._entry(e.key, self._row(e), e.flags) for e in shown]
+        return [e if e.row else Entry(e.key, self._row(e), e.size_bytes, e.flags, e.expires_ns) for e in shown]
 
     def info(self) -> Info:
         return Info(self.resident_len(), self._bytes, self._cursor is not None, self._has_spilled)
@@ -345,43 +350,51 @@ class PagingQueue:
         self._bytes += size_bytes
         self.budget.used_bytes += size_bytes
 
-    def _entry(self, key: bytes, row: bytes, flags: int) -> Entry:
-        entry = self._read(key, row)
-        entry.flags |= flags
-        return entry
-
-    def _rows(self, start: bytes) -> Iterator[tuple[bytes, bytes, int]]:
+    def _rows(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Rows on disk from `start` to the end of the sub-queue, persistent and spilled ones in one order."""
         end = prefix_range(self._prefix)[1]
-        kept = ((key, row, 0) for key, row in self._store.scan(Family.MESSAGES, start, end))
+        kept = self._store.scan(Family.MESSAGES, start, end)
         if not self._has_spilled:
             return kept
-        spilled = self._store.scan(Family.TRANSIENT, start, end)
-        return merge(kept, ((key, row, TRANSIENT | SPILLED) for key, row in spilled))
+        return merge(kept, self._store.scan(Family.TRANSIENT, start, end))
+
+    def _entries(self, rows: list[tuple[bytes, bytes]]) -> list[Entry]:
+        """Entries of rows on disk; which of them are spilled ones is asked only where there are some."""
+        entries = self._read(rows)
+        if self._has_spilled:
+            spilled = self._store.get_many(Family.TRANSIENT, [e.key for e in entries])
+            for entry, row in zip(entries, spilled, strict=True):
+                if row is not None:
+                    entry.flags |= TRANSIENT | SPILLED
+        return entries
 
     def _read_ahead(self, wanted: int) -> bool:
         """Fill the window from disk; False if there is nothing more."""
-        if self._cursor is None:
-            return False
         limits = self._limits
         count_max = min(max(limits.read_ahead, wanted), limits.resident_max)
         bytes_max = min(limits.read_ahead_bytes, max(RESIDENT_BYTES_MIN, self.budget.room_bytes()))
-        found: list[Entry] = []
-        size_bytes = 0
-        cursor: bytes | None = None
-        for key, row, flags in self._rows(self._cursor):
-            if found and (len(found) >= count_max or size_bytes >= bytes_max):
-                cursor = key
-                break
-            if self._is_leased(key):
-                continue
-            entry = self._entry(key, row, flags)
-            found.append(entry)
-            size_bytes += entry.cost_bytes()
-        self._window.extend(found)
-        self._charge(size_bytes)
-        self._cursor = cursor
-        return bool(found) or bool(self._returned)
+        while self._cursor is not None:
+            rows: list[tuple[bytes, bytes]] = []
+            size_bytes = 0
+            scan = self._rows(self._cursor)
+            cursor = self._cursor
+            while len(rows) < count_max and size_bytes < bytes_max:
+                asked = min(READ_CHUNK, count_max - len(rows))
+                chunk = list(islice(scan, asked))
+                rows += chunk
+                size_bytes += sum([len(row) for _, row in chunk]) + ENTRY_OVERHEAD_BYTES * len(chunk)
+                if len(chunk) < asked:
+                    self._cursor = None
+                    break
+                cursor = chunk[-1][0] + b"\0"
+            if self._cursor is not None:
+                self._cursor = cursor
+            found = self._entries(self._leased.free(rows))
+            if found:
+                self._window.extend(found)
+                self._charge(sum([len(e.row) for e in found]) + ENTRY_OVERHEAD_BYTES * len(found))
+                return True
+        return bool(self._returned)
 
     def _row(self, entry: Entry) -> bytes:
         """The row of a message that came back without it."""

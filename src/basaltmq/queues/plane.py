@@ -47,7 +47,7 @@ from basaltmq.queues.leases import LeaseExpiry, Leases, Tokens
 from basaltmq.queues.message import Message
 from basaltmq.queues.paging import MemoryBudget, PagingLimits
 from basaltmq.queues.priority import PriorityQueue
-from basaltmq.queues.queue import MS, Queue, Shared
+from basaltmq.queues.queue import MS, Queue, Shared, check_visibility
 from basaltmq.queues.redrive import PAGE, DueNs, Page, Wanted, move_page, origin_of
 from basaltmq.queues.stats import QueueStats
 from basaltmq.queues.storage import StoreStorage
@@ -254,6 +254,8 @@ class QueuePlane:
         it is released or the plane is opened again."""
         if count < 1:
             raise InvalidArgumentError(f"a lease is for 1 message or more, not {count}")
+        if visibility_ms is not None:
+            check_visibility(visibility_ms)
         until_s = time.monotonic() + wait_ms / 1000
         while True:
             with self._lock:
@@ -625,7 +627,7 @@ class QueuePlane:
         discover = None if stats.messages == 0 else lambda: sub_queues_on_disk(self._store, name)
 
         def fair(discover: Callable[[], Iterator[tuple[str, bytes]]] | None = None) -> FairQueue:
-            return FairQueue(self._store, name, shared.budget, shared.paging, leases.has_key, discover)
+            return FairQueue(self._store, name, shared.budget, shared.paging, leases, discover)
 
         backing: BackingQueue = PriorityQueue(name, fair, discover) if config.priorities_max else fair(discover)
         return Queue(shared, config, stats, leases, backing, self._clock_ns())

@@ -19,7 +19,7 @@ from basaltmq.ids import Ids
 from basaltmq.queues import dedup, limits, rows
 from basaltmq.queues.backing import APART, SHARED, SPILLED, TIMED, TRANSIENT, BackingQueue, Entry
 from basaltmq.queues.change import Change
-from basaltmq.queues.config import QueueConfig
+from basaltmq.queues.config import DURATION_MS_MAX, QueueConfig
 from basaltmq.queues.content import INLINE_BYTES_MAX, Content
 from basaltmq.queues.delays import delay
 from basaltmq.queues.delivery import Delivery
@@ -39,6 +39,13 @@ ENQUEUE_MAX: Final = 10_000
 
 MS: Final = 1_000_000
 """Nanoseconds in a millisecond."""
+
+
+def check_visibility(visibility_ms: int) -> None:
+    if type(visibility_ms) is not int or not 0 <= visibility_ms <= DURATION_MS_MAX:
+        raise InvalidArgumentError(
+            f"a lease lasts 0 ms (as long as its consumer) to {DURATION_MS_MAX} ms, not {visibility_ms!r:.80}"
+        )
 
 
 @dataclass(slots=True)
@@ -197,6 +204,8 @@ class Queue:
         for draft, message_id in zip(drafts, ids, strict=True):
             if isinstance(draft, bytes):
                 draft = Draft(payload=draft)
+            elif not isinstance(draft, Draft):
+                raise InvalidArgumentError(f"a message to enqueue is bytes or a Draft, not {type(draft).__name__}")
             entry = self._make_one(change, draft, message_id, place_ns, body_id)
             if draft.delay_ms:
                 delayed.append((entry, change.now_ns + draft.delay_ms * MS))
@@ -313,7 +322,8 @@ class Queue:
         call = LeaseCall(token, consumer, change.now_ns, expires_ns, dict(zip(ids, entries, strict=True)))
         self.leases.add(change.batch, call)
         change.undo(lambda: self.leases.forget(call))
-        change.after(lambda: self.shared.lease_expiry.add(expires_ns, self.name, token))
+        change.after(lambda: self._expect_expiry(call))
+        change.marks.add(call)
         self.used_ns = change.now_ns
         apart = [e for e in entries if e.flags & APART]
         if not apart:
@@ -328,6 +338,10 @@ class Queue:
                 entry.row = b""
         return deliveries
 
+    def _expect_expiry(self, call: LeaseCall) -> None:
+        if call.entries:
+            self.shared.lease_expiry.add(call.expires_ns, self.name, call.token)
+
     def bodies(self, change: Change, entries: list[Entry]) -> list[bytes]:
         """Bodies kept apart, also those that this change brings in."""
         if not change.fresh:
@@ -341,8 +355,7 @@ class Queue:
     def _lease_until(self, now_ns: int, visibility_ms: int | None) -> int:
         if visibility_ms is None:
             visibility_ms = self.config.visibility_timeout_ms
-        if visibility_ms < 0:
-            raise InvalidArgumentError(f"a lease lasts 0 ms (as long as its consumer) or more, not {visibility_ms} ms")
+        check_visibility(visibility_ms)
         return now_ns + visibility_ms * MS if visibility_ms else FOREVER
 
     def ack(self, change: Change, token: int, ids: Sequence[bytes] | None = None) -> int:
@@ -351,6 +364,8 @@ class Queue:
         self.touch(change)
         self.used_ns = change.now_ns
         self.leases.settled(change.batch, call, rewrite=False)
+        if call in change.marks and not call.entries:
+            self.leases.cancel(change, call)
         self.delete(change, entries)
         self.stats.acked += len(entries)
         return len(entries)
@@ -430,6 +445,7 @@ class Queue:
         if change.fresh:
             fresh = [e for e in entries if e.key in change.fresh]
             self.backing.discard(change, fresh)
+            self.shared.content.cancel(change, [e for e in fresh if e.flags & APART])
             entries = [e for e in entries if e.key not in change.fresh]
         self.backing.ack(change, entries)
 

@@ -65,8 +65,11 @@ class Timers:
         """Up to `count_max` timers that are due. They stay until `clear`; ask again to go on."""
         if self._deadline_ns is None or self._deadline_ns > now_ns:
             return []
-        found = self._store.scan(Family.TIMERS, timer_bound(self._from_ns), timer_bound(now_ns + 1))
-        return [Timer(*decode_timer_key(key)) for key, _ in islice(found, count_max)]
+        rows = self._store.scan(Family.TIMERS, timer_bound(self._from_ns), timer_bound(now_ns + 1))
+        found = [Timer(*decode_timer_key(key)) for key, _ in islice(rows, count_max)]
+        if not found:
+            self._look()
+        return found
 
     def clear(self, change: Change, timer: Timer) -> None:
         """What the timer stood for is done."""

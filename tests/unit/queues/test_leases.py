@@ -1,0 +1,296 @@
+"""Leases: tokens fence, rows tell the truth after a kill, expiry is on time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.queues.conftest import Clock, Planes, TestStore, payloads, settle
+
+from basaltmq.errors import CorruptionError, QueueNotFoundError, StaleLeaseError, StoreStalledError
+from basaltmq.queues.backing import TRANSIENT, Entry
+from basaltmq.queues.leases import (
+    EXPIRY_PAGE,
+    HEAP_SLACK,
+    LeaseCall,
+    LeaseExpiry,
+    Tokens,
+    decode_lease_call,
+    encode_lease_call,
+)
+from basaltmq.queues.plane import QueuePlane
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+from basaltmq.store.keys import lease_call_expiry_key, lp, message_key
+
+KEYS = st.lists(
+    st.tuples(st.sampled_from(["", "a", "é"]), st.integers(0, 2**64 - 1), st.binary(min_size=16, max_size=16)),
+    unique_by=lambda key: key[2],
+    max_size=20,
+)
+
+
+@pytest.mark.spec("C2", "C7")
+@given(st.text(max_size=10), st.text(max_size=10), KEYS, st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
+def test_a_lease_row_says_what_was_leased(
+    queue: str, consumer: str, places: list[tuple[str, int, bytes]], expires_ns: int, token: int
+) -> None:
+    keys = [message_key(queue, *place) for place in places]
+    call = LeaseCall(token, consumer, 7, expires_ns, {key[-16:]: Entry(key, b"", 0) for key in keys})
+    decoded, found = decode_lease_call(queue, token, encode_lease_call(call, len(lp(queue))))
+    assert found == keys
+    assert (decoded.token, decoded.consumer, decoded.leased_ns, decoded.expires_ns) == (token, consumer, 7, expires_ns)
+
+
+def test_transient_messages_are_not_in_the_row() -> None:
+    key = message_key("q", "a", 1, bytes(16))
+    call = LeaseCall(1, "c", 0, 0, {key[-16:]: Entry(key, b"", 0, TRANSIENT)})
+    assert decode_lease_call("q", 1, encode_lease_call(call, 3))[1] == []
+
+
+@given(st.binary(max_size=80))
+def test_a_damaged_lease_row_is_corruption(row: bytes) -> None:
+    try:
+        decode_lease_call("q", 1, row)
+    except CorruptionError as error:
+        assert "lease 1 of queue 'q'" in str(error)  # noqa: PT017
+
+
+@pytest.mark.spec("C7")
+@pytest.mark.promise("P4")
+def test_tokens_grow_over_restarts(store: TestStore) -> None:
+    seen: list[int] = []
+    for _ in range(3):
+        tokens = Tokens.open(store)
+        seen += [tokens.next() for _ in range(3)]
+    assert seen == sorted(set(seen))
+
+
+@pytest.mark.spec("C7")
+@pytest.mark.promise("P4")
+def test_an_answer_with_a_stale_token_is_refused_and_touches_nothing(
+    plane: QueuePlane, make: Callable[..., str], clock: Clock
+) -> None:
+    queue = make(visibility_timeout_ms=100)
+    plane.enqueue(queue, [b"a"])
+    first = plane.lease(queue)[0]
+    clock.pass_ms(100)
+    settle(plane, clock)
+    second = plane.lease(queue)[0]
+    assert second.id == first.id
+    assert second.token > first.token
+    for answer in (plane.ack, plane.nack, plane.release, plane.extend):
+        with pytest.raises(StaleLeaseError):
+            answer(queue, first.token)
+    with pytest.raises(StaleLeaseError):
+        plane.ack(queue, first.token, [first.id])
+    assert plane.stats(queue)["leased"] == 1
+    assert plane.ack(queue, second.token) == 1
+
+
+@pytest.mark.spec("C7")
+def test_an_ack_is_refused_whole_if_one_message_is_not_in_the_lease(
+    plane: QueuePlane, make: Callable[..., str]
+) -> None:
+    queue = make()
+    plane.enqueue(queue, [b"a", b"b", b"c"])
+    mine = plane.lease(queue, 2)
+    other = plane.lease(queue)[0]
+    for ids in ([mine[0].id, other.id], [mine[0].id, mine[0].id], [bytes(16)]):
+        with pytest.raises(StaleLeaseError):
+            plane.ack(queue, mine[0].token, ids)
+    assert plane.stats(queue)["leased"] == 3
+    plane.ack(queue, mine[0].token, [mine[0].id])
+    with pytest.raises(StaleLeaseError):
+        plane.ack(queue, mine[0].token, [mine[0].id])
+    plane.ack(queue, mine[0].token)
+    with pytest.raises(StaleLeaseError):
+        plane.ack(queue, mine[0].token)
+
+
+@pytest.mark.spec("C7", "C13")
+def test_an_ack_after_the_queue_was_deleted_is_refused(plane: QueuePlane, make: Callable[..., str]) -> None:
+    queue = make()
+    plane.enqueue(queue, [b"a"])
+    held = plane.lease(queue)[0]
+    plane.delete(queue)
+    with pytest.raises(QueueNotFoundError):
+        plane.ack(queue, held.token)
+    make()
+    plane.enqueue(queue, [b"b"])
+    with pytest.raises(StaleLeaseError):
+        plane.ack(queue, held.token)
+    assert payloads(plane, queue) == [b"b"]
+
+
+@pytest.mark.spec("C7", "E10")
+@pytest.mark.parametrize("part", ["ack", "nack", "release"])
+def test_after_a_kill_what_is_leased_is_what_was(
+    planes: Planes, plane: QueuePlane, make: Callable[..., str], clock: Clock, part: str
+) -> None:
+    queue = make(visibility_timeout_ms=1000)
+    plane.enqueue(queue, [b"a", b"b", b"c"])
+    held = plane.lease(queue, 3, consumer="worker")
+    getattr(plane, part)(queue, held[0].token, [held[1].id])
+    again = planes.open()
+    stats = again.stats(queue)
+    assert stats["leased"] == 2
+    assert stats["ready"] == (0 if part == "ack" else 1)
+    assert [d.payload for d in again.lease(queue, 5)] == ([] if part == "ack" else [b"b"])
+    assert again.ack(queue, held[0].token, [held[0].id]) == 1
+    clock.pass_ms(1000)
+    settle(again, clock)
+    assert [(d.payload, d.attempts) for d in again.lease(queue, 5)] == (
+        [(b"c", 1)] if part == "ack" else [(b"b", 2 if part == "nack" else 1), (b"c", 1)]
+    )
+
+
+@pytest.mark.spec("C7")
+def test_a_lease_without_an_end_lasts_until_the_plane_is_opened_again(
+    planes: Planes, plane: QueuePlane, make: Callable[..., str], clock: Clock
+) -> None:
+    queue = make()
+    plane.enqueue(queue, [b"a"])
+    held = plane.lease(queue, visibility_ms=0)[0]
+    clock.pass_ms(1e9)
+    settle(plane, clock)
+    assert plane.stats(queue)["leased"] == 1
+    again = planes.open()
+    settle(again, clock)
+    assert again.lease(queue)[0].attempts == 1
+    with pytest.raises(StaleLeaseError):
+        again.ack(queue, held.token)
+
+
+@pytest.mark.spec("C7")
+def test_extending_keeps_a_lease_alive_over_a_restart(
+    planes: Planes, plane: QueuePlane, make: Callable[..., str], clock: Clock
+) -> None:
+    queue = make(visibility_timeout_ms=100)
+    plane.enqueue(queue, [b"a"])
+    held = plane.lease(queue)[0]
+    clock.pass_ms(90)
+    assert plane.extend(queue, held.token, 100) == held.token
+    clock.pass_ms(90)
+    settle(plane, clock)
+    again = planes.open()
+    settle(again, clock)
+    assert again.lease(queue) == []
+    clock.pass_ms(10)
+    settle(again, clock)
+    assert again.lease(queue)[0].attempts == 1
+
+
+@pytest.mark.spec("C7")
+def test_extending_a_part_splits_the_lease(
+    planes: Planes, plane: QueuePlane, make: Callable[..., str], clock: Clock, store: TestStore
+) -> None:
+    queue = make(visibility_timeout_ms=100)
+    plane.enqueue(queue, [b"a", b"b", b"c"])
+    held = plane.lease(queue, 3)
+    token = plane.extend(queue, held[0].token, 1000, [held[1].id])
+    assert token > held[0].token
+    with pytest.raises(StaleLeaseError):
+        plane.ack(queue, held[0].token, [held[1].id])
+    with pytest.raises(StaleLeaseError):
+        plane.extend(queue, token, 1000, [held[0].id])
+    clock.pass_ms(100)
+    settle(plane, clock)
+    again = planes.open()
+    assert again.stats(queue)["leased"] == 1
+    assert again.ack(queue, token) == 1
+    assert payloads(again, queue) == [b"a", b"c"]
+    assert store.rows(Family.LEASE_CALLS) == store.rows(Family.LEASE_CALL_EXPIRY) == []
+
+
+@pytest.mark.spec("C7")
+def test_what_a_consumer_holds_goes_back_when_it_disconnects(plane: QueuePlane, make: Callable[..., str]) -> None:
+    queue = make()
+    plane.enqueue(queue, [b"a", b"b", b"c", b"d"])
+    plane.lease(queue, 1, consumer="x")
+    other = plane.lease(queue, 1, consumer="y")
+    plane.lease(queue, 2, consumer="x")
+    assert plane.release_consumer(queue, "x") == 3
+    assert [(d.payload, d.attempts) for d in plane.lease(queue, 9)] == [(b"a", 0), (b"c", 0), (b"d", 0)]
+    plane.ack(queue, other[0].token)
+
+
+@pytest.mark.spec("C6", "C7")
+@pytest.mark.promise("P2")
+def test_a_refused_write_leaves_leases_and_messages_as_they_were(
+    plane: QueuePlane, make: Callable[..., str], store: TestStore
+) -> None:
+    queue = make()
+    plane.enqueue(queue, [b"a", b"b"])
+    store.refuse = 1
+    with pytest.raises(StoreStalledError):
+        plane.lease(queue, 2)
+    assert plane.stats(queue)["leased"] == 0
+    held = plane.lease(queue, 2)
+    assert [d.payload for d in held] == [b"a", b"b"]
+    before = plane.stats(queue)
+    for refused in (
+        lambda: plane.ack(queue, held[0].token),
+        lambda: plane.nack(queue, held[0].token, delay_ms=5),
+        lambda: plane.nack(queue, held[0].token, reject=True),
+        lambda: plane.release(queue, held[0].token, [held[0].id]),
+        lambda: plane.extend(queue, held[0].token, 9, [held[0].id]),
+        lambda: plane.extend(queue, held[0].token, 9),
+        lambda: plane.enqueue(queue, [b"c"]),
+    ):
+        store.refuse = 1
+        with pytest.raises(StoreStalledError):
+            refused()
+        assert plane.stats(queue) == before
+    assert plane.ack(queue, held[0].token) == 2
+
+
+@pytest.mark.spec("C7", "E10")
+@pytest.mark.promise("P9")
+def test_leases_of_earlier_boots_are_read_in_pages_as_their_time_comes(store: TestStore) -> None:
+    old = Tokens.open(store)
+    tokens = [old.next() for _ in range(3 * EXPIRY_PAGE)]
+    batch = Batch()
+    for index, token in enumerate(tokens):
+        batch.put(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key(1000 + index, "q", token), b"")
+    store.write(batch)
+    expiry = LeaseExpiry(store, Tokens.open(store))
+    assert len(expiry._heap) == EXPIRY_PAGE
+    assert expiry.deadline_ns() == 1000
+    due: list[int] = []
+    while found := expiry.due(1000 + len(tokens), 100):
+        due += [token for _, _, token in found]
+    assert due == tokens
+    assert expiry.deadline_ns() is None
+
+
+@pytest.mark.promise("P8")
+def test_settled_leases_do_not_pile_up_in_memory(store: TestStore) -> None:
+    tokens = Tokens.open(store)
+    expiry = LeaseExpiry(store, tokens)
+    for number in range(10 * HEAP_SLACK):
+        token = tokens.next()
+        expiry.add(10**18 + number, "q", token)
+        expiry.remove(token)
+    assert len(expiry._heap) <= HEAP_SLACK + 1
+    assert expiry.deadline_ns() is None
+
+
+@pytest.mark.spec("C7")
+def test_leases_are_reclaimed_on_time_while_others_keep_coming(
+    plane: QueuePlane, make: Callable[..., str], clock: Clock
+) -> None:
+    queue = make(visibility_timeout_ms=50)
+    lost = plane.enqueue(queue, [b"lost"])
+    plane.lease(queue)
+    for step in range(100):
+        plane.enqueue(queue, [b"%d" % step])
+        done = plane.lease(queue)
+        assert done[0].id != lost[0] or step >= 50
+        plane.ack(queue, done[0].token)
+        clock.pass_ms(1)
+        plane.run_due(clock())
+    assert plane.stats(queue)["failed"] == 1
+    assert plane.stats(queue)["messages"] == 1

@@ -1,0 +1,435 @@
+"""The plane: one operation one batch, queues come and go, nobody polls, idle queues cost nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from tests.unit.queues.conftest import Clock, Planes, TestStore, payloads, settle
+
+from basaltmq.errors import (
+    InvalidArgumentError,
+    InvalidConfigError,
+    QueueExistsError,
+    QueueNotFoundError,
+    StoreClosedError,
+    StoreStalledError,
+    TransactionError,
+)
+from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.queues.draft import Draft
+from basaltmq.queues.plane import QueuePlane
+from basaltmq.store.families import Family
+
+KEPT = {Family.VERSION, Family.QUEUES, Family.QUEUE_STATS, Family.TIMERS}
+
+
+def left(store: TestStore) -> list[tuple[str, bytes]]:
+    return [(family.label, key) for family in Family if family not in KEPT for key in store.rows(family)]
+
+
+@pytest.mark.spec("C9")
+def test_a_queue_and_its_dead_letter_queue_are_made_in_one_batch(
+    plane: QueuePlane, store: TestStore, make: Callable[..., str]
+) -> None:
+    before = len(store.batches)
+    make("work", dead_letter_queue="dead")
+    assert len(store.batches) == before + 1
+    assert [config.name for config in plane.configs()] == ["dead", "work"]
+    with pytest.raises(QueueExistsError):
+        make("work")
+
+
+@pytest.mark.spec("C6")
+@pytest.mark.promise("P2")
+def test_a_queue_that_was_not_written_does_not_exist(plane: QueuePlane, store: TestStore) -> None:
+    store.refuse = 1
+    with pytest.raises(StoreStalledError):
+        plane.create(QueueConfig(name="q"))
+    with pytest.raises(QueueNotFoundError):
+        plane.enqueue("q", [b"x"])
+    assert plane.configs() == []
+
+
+@pytest.mark.spec("C6")
+@pytest.mark.promise("P2")
+@pytest.mark.parametrize("size", [1, 100])
+def test_every_operation_is_one_batch(plane: QueuePlane, store: TestStore, make: Callable[..., str], size: int) -> None:
+    queue = make(dead_letter_queue="dead")
+    drafts: list[Draft | bytes] = [Draft(payload=b"x" * 5000, ttl_ms=1000) for _ in range(size)]
+
+    def batches(work: Callable[[], object]) -> int:
+        before = len(store.batches)
+        work()
+        return len(store.batches) - before
+
+    assert batches(lambda: plane.enqueue(queue, drafts)) == 1
+    held = plane.lease(queue, size)
+    assert batches(lambda: plane.nack(queue, held[0].token)) == 1
+    held = plane.lease(queue, size)
+    assert batches(lambda: plane.nack(queue, held[0].token, reject=True)) == 1
+    assert plane.stats("dead")["ready"] == size
+    assert batches(lambda: plane.redrive("dead")) == 1
+    held = plane.lease(queue, size)
+    assert batches(lambda: plane.ack(queue, held[0].token)) == 1
+    assert left(store) == []
+
+
+@pytest.mark.spec("C13")
+@pytest.mark.promise("P10")
+def test_deleting_a_queue_removes_all_its_data_and_it_starts_empty_again(
+    planes: Planes, plane: QueuePlane, store: TestStore, make: Callable[..., str], clock: Clock
+) -> None:
+    queue = make(dedup_window_ms=10_000, ttl_ms=60_000)
+    make("q2")
+    plane.enqueue("q2", [b"other"])
+    plane.enqueue(queue, [Draft(payload=b"x" * size, fairness_key=str(size), ttl_ms=50_000) for size in (0, 10, 9000)])
+    plane.enqueue(queue, [Draft(payload=b"d" * 9000, delay_ms=5000), Draft(payload=b"e", dedup_id=b"1")])
+    plane.enqueue(queue, [Draft(payload=b"t", transient=True)])
+    plane.publish([queue, "q2"], b"s" * 5000)
+    plane.lease(queue, 3)
+    plane.delete(queue)
+    with pytest.raises(QueueNotFoundError):
+        plane.stats(queue)
+    remaining = {label for label, _ in left(store)}
+    assert remaining <= {"messages", "bodies", "content_refs"}
+    assert payloads(plane, "q2") == [b"other", b"s" * 5000]
+    assert left(store) == []
+    for again in (plane, planes.open()):
+        again.create(QueueConfig(name=queue))
+        assert again.stats(queue)["messages"] == again.stats(queue)["enqueued"] == 0
+        clock.pass_ms(100_000)
+        settle(again, clock)
+        assert again.lease(queue) == []
+        again.delete(queue)
+
+
+@pytest.mark.spec("C13")
+def test_a_queue_deleted_under_a_waiting_consumer_tells_it(plane: QueuePlane, make: Callable[..., str]) -> None:
+    queue = make()
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            plane.lease(queue, wait_ms=60_000)
+        except QueueNotFoundError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    until_waiting(plane, queue)
+    plane.delete(queue)
+    thread.join(30)
+    assert len(errors) == 1
+
+
+def until_waiting(plane: QueuePlane, queue: str) -> None:
+    """Until a consumer has found nothing and waits; the lock is free between two looks."""
+    for _ in range(1_000_000):
+        with plane._lock:
+            if queue in plane._waiters:
+                return
+    raise AssertionError("nobody waits")
+
+
+@pytest.mark.parametrize("how", ["enqueue", "release", "delay", "expiry"])
+def test_a_waiting_consumer_is_woken_by_whatever_makes_a_message_ready(
+    plane: QueuePlane, make: Callable[..., str], clock: Clock, how: str
+) -> None:
+    queue = make(visibility_timeout_ms=100)
+    held = []
+    if how == "delay":
+        plane.enqueue(queue, [Draft(payload=b"x", delay_ms=50)])
+    elif how != "enqueue":
+        plane.enqueue(queue, [b"x"])
+        held = plane.lease(queue)
+    got: list[bytes] = []
+    thread = threading.Thread(target=lambda: got.extend(d.payload for d in plane.lease(queue, wait_ms=60_000)))
+    thread.start()
+    until_waiting(plane, queue)
+    if how == "enqueue":
+        plane.enqueue(queue, [b"x"])
+    elif how == "release":
+        plane.release(queue, held[0].token)
+    else:
+        clock.pass_ms(200)
+        settle(plane, clock)
+    thread.join(30)
+    assert got == [b"x"]
+
+
+def test_a_wait_ends_when_its_time_is_over(plane: QueuePlane, make: Callable[..., str]) -> None:
+    queue = make()
+    assert plane.lease(queue, wait_ms=5) == []
+    assert queue not in plane._waiters
+
+
+def test_a_callback_is_called_once_when_something_is_ready(plane: QueuePlane, make: Callable[..., str]) -> None:
+    queue = make()
+    calls: list[int] = []
+    stop = plane.on_ready(queue, lambda: calls.append(1))
+    stop()
+    plane.enqueue(queue, [b"a"])
+    assert calls == []
+    plane.on_ready(queue, lambda: calls.append(2))
+    assert calls == [2]
+    payloads(plane, queue)
+    plane.on_ready(queue, lambda: calls.append(3))
+    plane.enqueue(queue, [b"b"])
+    plane.enqueue(queue, [b"c"])
+    assert calls == [2, 3]
+
+
+@pytest.mark.spec("A5", "C6")
+@pytest.mark.promise("P2")
+def test_operations_inside_a_change_are_one_batch_or_none(
+    plane: QueuePlane, store: TestStore, make: Callable[..., str]
+) -> None:
+    source, target = make("in"), make("out")
+    plane.enqueue(source, [b"a"])
+    held = plane.lease(source)
+    before = len(store.batches)
+    with plane.change():
+        plane.ack(source, held[0].token)
+        plane.enqueue(target, [b"done"])
+        assert plane.lease(target) == []
+    assert len(store.batches) == before + 1
+    assert plane.stats(source)["messages"] == 0
+    held = plane.lease(target)
+
+    def stop_inside() -> None:
+        with plane.change():
+            plane.ack(target, held[0].token)
+            plane.enqueue(source, [b"no"])
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        stop_inside()
+    assert plane.stats(target)["leased"] == 1
+    assert plane.stats(source)["messages"] == 0
+    store.refuse = 1
+    with pytest.raises(StoreStalledError), plane.change():
+        plane.ack(target, held[0].token)
+    assert plane.ack(target, held[0].token) == 1
+
+
+def test_a_change_in_which_something_failed_does_nothing_even_if_the_error_was_caught(
+    plane: QueuePlane, make: Callable[..., str]
+) -> None:
+    queue = make()
+
+    def catch_inside() -> None:
+        with plane.change():
+            plane.enqueue(queue, [b"a"])
+            with pytest.raises(QueueNotFoundError):
+                plane.enqueue("missing", [b"b"])
+
+    with pytest.raises(TransactionError):
+        catch_inside()
+    assert plane.stats(queue)["enqueued"] == 0
+    with pytest.raises(TransactionError), plane.change():
+        plane.purge(queue)
+
+
+@pytest.mark.spec("E4")
+def test_an_ack_before_the_write_cancels_the_write(
+    plane: QueuePlane, store: TestStore, make: Callable[..., str]
+) -> None:
+    queue = make()
+    with plane.change():
+        held = plane.deliver(queue, [b"x" * 10_000, b"y"], consumer="c")
+        assert [d.payload[:1] for d in held] == [b"x", b"y"]
+        plane.ack(queue, held[0].token)
+    written = {op[1] for op in store.batches[-1].ops if op[0] == 0}
+    assert written == {Family.QUEUE_STATS}
+    assert left(store) == []
+    assert plane.stats(queue)["acked"] == 2
+    with plane.change():
+        held = plane.deliver(queue, [b"x" * 10_000, b"y"], consumer="c")
+        plane.ack(queue, held[0].token, [held[0].id])
+    assert plane.stats(queue)["leased"] == 1
+    plane.release(queue, held[0].token)
+    assert payloads(plane, queue) == [b"y"]
+    assert left(store) == []
+
+
+@pytest.mark.promise("P1")
+@pytest.mark.parametrize(
+    ("level", "asked", "syncs"),
+    [
+        (Durability.SYNCED, None, 1),
+        (Durability.WRITTEN, None, 0),
+        (Durability.WRITTEN, Durability.SYNCED, 1),
+        (Durability.SYNCED, Durability.WRITTEN, 0),
+    ],
+)
+def test_a_publish_returns_when_it_is_as_durable_as_asked(
+    planes: Planes, monkeypatch: pytest.MonkeyPatch, level: Durability, asked: Durability | None, syncs: int
+) -> None:
+    plane = planes.open()
+    plane.create(QueueConfig(name="q", durability=level))
+    synced: list[int] = []
+    real = planes.store.sync
+
+    def sync() -> None:
+        synced.append(len(planes.store.batches))
+        real()
+
+    monkeypatch.setattr(planes.store, "sync", sync)
+    plane.enqueue("q", [b"x"], durability=asked)
+    assert len(synced) == syncs
+    if syncs:
+        assert synced == [len(planes.store.batches)]
+
+
+@pytest.mark.promise("P8")
+@pytest.mark.spec("E10")
+def test_idle_queues_are_let_go_and_lose_nothing(planes: Planes) -> None:
+    plane = planes.open(loaded_max=3)
+    names = [f"q{number}" for number in range(20)]
+    for name in names:
+        plane.create(QueueConfig(name=name, durability=Durability.WRITTEN))
+        plane.enqueue(name, [name.encode(), b"x" * 9000])
+    assert len(plane._loaded) <= 3
+    assert plane._shared.budget.used_bytes < 20_000
+    held = plane.lease("q0")
+    for name in names[1:]:
+        assert payloads(plane, name) == [name.encode(), b"x" * 9000]
+    assert plane.ack("q0", held[0].token) == 1
+    assert payloads(plane, "q0") == [b"x" * 9000]
+    assert len(plane._loaded) <= 3
+
+
+def test_queues_with_transient_messages_are_not_let_go(planes: Planes) -> None:
+    plane = planes.open(loaded_max=1)
+    for name in ("a", "b", "c"):
+        plane.create(QueueConfig(name=name, durability=Durability.WRITTEN))
+        plane.enqueue(name, [Draft(payload=b"t", transient=True)])
+    assert [payloads(plane, name) for name in ("a", "b", "c")] == [[b"t"]] * 3
+
+
+@pytest.mark.spec("E10")
+def test_transient_messages_are_gone_after_a_restart_and_the_rest_is_not(planes: Planes) -> None:
+    from basaltmq.queues.paging import PagingLimits
+
+    plane = planes.open(paging=PagingLimits(resident_max=2, read_ahead=2))
+    plane.create(QueueConfig(name="q"))
+    plane.enqueue("q", [Draft(payload=b"%d" % n, transient=bool(n % 2)) for n in range(20)])
+    assert planes.store.rows(Family.TRANSIENT)
+    again = planes.open()
+    assert planes.store.rows(Family.TRANSIENT) == []
+    assert again.stats("q")["ready"] == 10
+    assert payloads(again, "q") == [b"%d" % n for n in range(0, 20, 2)]
+
+
+@pytest.mark.promise("P3")
+def test_order_holds_when_the_clock_goes_back(plane: QueuePlane, make: Callable[..., str], clock: Clock) -> None:
+    queue = make()
+    for number in range(10):
+        plane.enqueue(queue, [b"%d" % number])
+        clock.pass_ms(-1000)
+    assert payloads(plane, queue, 3) == [b"%d" % number for number in range(10)]
+
+
+def test_purge_keeps_what_is_leased_or_delayed(
+    planes: Planes, plane: QueuePlane, make: Callable[..., str], store: TestStore, clock: Clock
+) -> None:
+    for size in (10, 9000):
+        queue = make(f"q{size}")
+        body = bytes(size)
+        plane.enqueue(queue, [Draft(payload=body + b"%d" % n, ttl_ms=100_000) for n in range(10)])
+        plane.enqueue(queue, [Draft(payload=b"later", delay_ms=10)])
+        held = plane.lease(queue, 2)
+        assert plane.purge(queue) == 8
+        assert plane.stats(queue)["messages"] == 2
+        assert planes.open().stats(queue)["messages"] == 2
+        plane.release(queue, held[0].token)
+        clock.pass_ms(10)
+        settle(plane, clock)
+        assert [p[size:] or p for p in payloads(plane, queue)] == [b"0", b"1", b"later"]
+        assert left(store) == []
+
+
+def test_move_takes_what_is_wanted_and_keeps_ids(plane: QueuePlane, make: Callable[..., str]) -> None:
+    a, b = make("a"), make("b", priorities_max=5)
+    ids = plane.enqueue(a, [Draft(payload=b"%d" % n + bytes(n * 1000), priority=n % 3) for n in range(12)])
+    assert plane.move(a, b, wanted=lambda m: m.payload[:1] in b"02468", count=4) == 4
+    moved = plane.lease(b, 10)
+    assert [d.payload[:1] for d in moved] == [b"2", b"4", b"0", b"6"]
+    assert {d.id for d in moved} < set(ids)
+    assert plane.move(a, b) == 8
+    assert plane.stats(a)["messages"] == 0
+    with pytest.raises(InvalidArgumentError):
+        plane.move(b, b)
+
+
+def test_a_priority_queue_cannot_lose_its_priorities_while_it_has_messages(
+    plane: QueuePlane, make: Callable[..., str]
+) -> None:
+    queue = make(priorities_max=3)
+    plane.enqueue(queue, [b"x"])
+    with pytest.raises(InvalidConfigError):
+        plane.update(QueueConfig(name=queue))
+    payloads(plane, queue)
+    plane.update(QueueConfig(name=queue, ttl_ms=5))
+    assert plane.get(queue).ttl_ms == 5
+    plane.enqueue(queue, [b"y"])
+    assert payloads(plane, queue) == [b"y"]
+
+
+def test_bad_arguments_are_refused_and_nothing_is_lost(plane: QueuePlane, make: Callable[..., str]) -> None:
+    queue = make()
+    for refused in (
+        lambda: plane.lease(queue, 0),
+        lambda: plane.lease(queue, visibility_ms=-1),
+        lambda: plane.nack(queue, 1, delay_ms=-1),
+        lambda: plane.enqueue(queue, ["text"]),  # type: ignore[list-item]
+        lambda: plane.enqueue(queue, [Draft(payload=b"", priority=300)]),
+        lambda: plane.enqueue(queue, [Draft(payload=b"", delay_ms=-5)]),
+        lambda: plane.enqueue(queue, [Draft(payload=b"", dedup_id=b"x" * 300)]),
+        lambda: plane.redrive(queue, rate_per_s=0),
+        lambda: plane.publish([queue, queue], b"x"),
+    ):
+        with pytest.raises(InvalidArgumentError):
+            refused()
+    assert plane.stats(queue)["enqueued"] == 0
+
+
+def test_a_closed_plane_refuses_and_wakes_those_who_wait(plane: QueuePlane, make: Callable[..., str]) -> None:
+    queue = make()
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            plane.lease(queue, wait_ms=60_000)
+        except StoreClosedError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    until_waiting(plane, queue)
+    plane.close()
+    thread.join(30)
+    assert len(errors) == 1
+
+
+def test_threads_share_a_plane(plane: QueuePlane, make: Callable[..., str]) -> None:
+    queue = make()
+    got: list[bytes] = []
+
+    def work(number: int) -> None:
+        for step in range(50):
+            plane.enqueue(queue, [b"%d.%d" % (number, step)])
+            deliveries = plane.lease(queue, 2)
+            if deliveries:
+                got.extend(d.payload for d in deliveries)
+                plane.ack(queue, deliveries[0].token)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    got += payloads(plane, queue)
+    assert sorted(got) == sorted(b"%d.%d" % (n, s) for n in range(4) for s in range(50))
