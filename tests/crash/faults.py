@@ -180,3 +180,20 @@ def _look(emit: Emit, base: Path) -> None:
     store.close()
     emit(f"lost {len(set(range(CONFIRMED)) - found)}")
     emit(f"faults {faults}")
+
+
+def back_up(emit: Emit, path: str) -> None:
+    """A store, a checkpoint of it and a restore of that, each told when it is done; then wait for the end."""
+    base = Path(path)
+    store = with_rows(base / "store")
+    emit("stored")
+    store.write(batch_of(CONFIRMED))
+    store.checkpoint(base / "copy")
+    emit("copied")
+    restore(base / "copy", base / "back")
+    emit("restored")
+    threading.Event().wait(60)
+
+
+def look(emit: Emit, path: str) -> None:
+    _look(emit, Path(path))

@@ -9,6 +9,8 @@ import pytest
 from tests.crash.harness import Forge, PowerLoss, Tails, remove
 from tests.crash.workload import Expectation, ride
 
+from basaltmq.store.verify import verify
+
 LOSSES_PER_STORE = 12
 
 
@@ -37,3 +39,24 @@ def test_after_power_loss_confirmed_stays_batches_are_whole_and_deleted_is_gone(
     for line in forge.run("tests.crash.workload:check", str(path)):
         expectation.hear(line)
     assert expectation.checks == checked + 1
+
+
+@pytest.mark.promise("P1")
+@pytest.mark.spec("A10")
+@pytest.mark.parametrize("heard", ["stored", "copied", "restored"])
+def test_what_a_backup_has_said_is_done_outlives_the_power(forge: Forge, tmp_path: Path, heard: str) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    disk = PowerLoss(base, tmp_path / "disk")
+    child = forge.start("tests.crash.faults:back_up", str(base), shim=disk.shim())
+    assert heard in child.lines(timeout_s=60)
+    child.kill()
+    child.close()
+    disk.play(tmp_path / "left", Tails.CUT, random.Random(0))
+    said = forge.run("tests.crash.faults:look", str(tmp_path / "left" / "store"))
+    if heard != "stored":
+        assert verify(tmp_path / "left" / "copy") == []
+    if heard == "restored":
+        said += forge.run("tests.crash.faults:look", str(tmp_path / "left" / "back"))
+    assert set(said) == {"lost 0", "faults []"}
+    assert not [entry for entry in (tmp_path / "left").iterdir() if "partial" in entry.name and heard == "restored"]

@@ -44,6 +44,8 @@ def home(tmp_path: Path) -> Path:
     batch.put(Family.MESSAGE_CONTENT, b"key", b"v" * 10_000)
     store.write(batch)
     store.close()
+    # As another process left it, so that a name put there too early is seen.
+    (path / "LOCK").write_text("1\n")
     return path
 
 
