@@ -6,9 +6,12 @@ from pathlib import Path
 
 import click
 
+import basaltmq
 from basaltmq.cli.output import progress_line, show
+from basaltmq.embedded.database import LOG
+from basaltmq.log.verify import verify_log
 from basaltmq.store import checkpoint as backups
-from basaltmq.store.directory import read_marker
+from basaltmq.store.directory import CHECKSUMS, read_marker
 from basaltmq.store.families import Family, family_of
 from basaltmq.store.open import open_store, open_view
 from basaltmq.store.repair import repair as repair_store
@@ -77,8 +80,11 @@ def verify(data_dir: Path, path: Path | None, as_json: bool) -> None:
 
     Exit code 2 if anything was found.
     """
-    faults = verify_store(path or data_dir, progress_line("verify"))
-    show([{"fault": fault} for fault in faults], as_json=as_json, empty=f"{path or data_dir} is sound")
+    where = path or data_dir
+    faults = verify_store(where, progress_line("verify"))
+    if not (where / CHECKSUMS).exists():
+        faults += verify_log(where / LOG, progress_line("verify log"))
+    show([{"fault": fault} for fault in faults], as_json=as_json, empty=f"{where} is sound")
     if faults:
         raise SystemExit(FINDINGS)
 
@@ -87,12 +93,9 @@ def verify(data_dir: Path, path: Path | None, as_json: bool) -> None:
 @click.argument("target", type=click.Path(path_type=Path))
 @click.pass_obj
 def backup(data_dir: Path, target: Path) -> None:
-    """Make a backup at TARGET, which must not exist. A process that has the store open makes its own (`checkpoint`)."""
-    opened = open_store(data_dir, create=False)
-    try:
-        opened.checkpoint(target)
-    finally:
-        opened.close()
+    """Make a backup at TARGET, which must not exist. A process that has the store open makes its own: `db.backup`."""
+    with basaltmq.open(data_dir, create=False) as db:
+        db.backup(target)
     click.echo(f"backup of {data_dir} at {target}; check it with: basalt store verify {target}")
 
 

@@ -22,6 +22,7 @@ import msgspec
 from basaltmq.embedded.topic import EmbeddedTopic
 from basaltmq.embedded.waiting import Arrivals
 from basaltmq.errors import BasaltError, InvalidConfigError, TopicExistsError
+from basaltmq.log.backup import copy_lane
 from basaltmq.store.api import Store
 from basaltmq.store.directory import QUARANTINE
 from basaltmq.store.open import open_store
@@ -73,6 +74,7 @@ class Basalt:
         self._settings = settings
         self._arrivals = Arrivals()
         self._stop = threading.Event()
+        self._cleaning = threading.Lock()
         self._maintenance = threading.Thread(target=self._maintain, name="basalt-maintenance", daemon=True)
         self._maintenance.start()
 
@@ -143,6 +145,20 @@ class Basalt:
         self.streams.topics.delete(name)
         self._arrivals.wake()
 
+    def backup(self, target: str | os.PathLike[str]) -> None:
+        """An openable copy of this moment at `target`, which must not exist: rows and log, with checksums of all files.
+
+        Writers and readers go on meanwhile; cleaning waits.
+        """
+        with self._cleaning:
+            self.store.checkpoint(Path(target), beside=self._copy_log)
+
+    def _copy_log(self, target: Path) -> None:
+        engine = self.streams.engines.get(Engine.SEGMENT)
+        assert isinstance(engine, SegmentEngine), "made by _segment_engine"
+        for lane in engine.lanes:
+            copy_lane(lane.log, target / LOG / lane.log.path.name)
+
     def close(self) -> None:
         """Make durable what waits, and close. Closing twice is fine."""
         self._stop.set()
@@ -165,7 +181,8 @@ class Basalt:
     def _maintain(self) -> None:
         while not self._stop.wait(self._settings.maintenance_interval_s):
             try:
-                self.streams.engines.retain(self._settings.clock_ms())
+                with self._cleaning:
+                    self.streams.engines.retain(self._settings.clock_ms())
             except BasaltError as error:
                 # The next call of the user meets the same error; until then the log has it.
                 _log.error("retention failed: %s", error)

@@ -102,8 +102,11 @@ class ManagedStore(Store, Protocol):
 
     def statistics(self) -> dict[str, str]: ...
 
-    def checkpoint(self, target: Path) -> None:
-        """An openable copy of this moment at `target`, which must not exist."""
+    def checkpoint(self, target: Path, *, beside: Callable[[Path], None] | None = None) -> None:
+        """An openable copy of this moment at `target`, which must not exist.
+
+        `beside` is called with the directory in the making, to add what lies beside the database.
+        """
         ...
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> list[str]:

@@ -4,6 +4,7 @@
       STORE        the marker of the store it was taken from
       CHECKSUMS    one sealed line: {"format", "version", "store_id", "files": {"kv/000009.sst": [size, crc], ...}}
       kv/          a RocksDB checkpoint: tables are hard links where the file system allows, logs are copies
+      log/         if there are streams: sealed segments are hard links, the one being written is a copy
 
 Both ways the directory is built as `{target}.partial-{pid}` beside the target and renamed at the end, with every file
 and name durable before: a crash or a full disk leaves no half backup under the name asked for. A partial directory
@@ -52,18 +53,28 @@ _CHUNK_BYTES: Final = 4 << 20
 
 
 def write_checkpoint(
-    source: Path, target: Path, create: Callable[[str], None], sealer: Sealer | None, marker: Marker
+    source: Path,
+    target: Path,
+    create: Callable[[str], None],
+    sealer: Sealer | None,
+    marker: Marker,
+    beside: Callable[[Path], None] | None = None,
 ) -> None:
-    """Build a checkpoint of the open store at `source`; `create` makes RocksDB's own at the path it is given."""
+    """Build a checkpoint of the open store at `source`; `create` makes RocksDB's own at the path it is given.
+
+    `beside` then adds what lies beside the database, a log that is at least as far, into the directory it is given.
+    """
     with _building(source, target) as draft:
         database = draft / DATABASE
         create(str(database))
+        if beside is not None:
+            beside(draft)
         write_durably(draft / MARKER, marker.encode())
         sums: dict[str, Sum] = {}
         for name in _files_below(draft):
             sync_file(draft / name)
             sums[name] = file_sum(draft / name)
-        tables = {Path(name).name: found for name, found in sums.items()}
+        tables = {Path(name).name: found for name, found in sums.items() if Path(name).parent.name == DATABASE}
         if sealer is not None:
             _require_as_sealed(source, tables, sealer)
             sealer.add(tables)
@@ -71,7 +82,7 @@ def write_checkpoint(
             draft / CHECKSUMS,
             encode_line({"format": FORMAT, "version": VERSION, "store_id": str(marker.store_id), "files": sums}),
         )
-        sync_directory(database)
+        _sync_directories(draft)
 
 
 def restore(checkpoint: Path, target: Path) -> None:
@@ -93,8 +104,7 @@ def restore(checkpoint: Path, target: Path) -> None:
             found = _copy(checkpoint / name, destination)
             if found != expected:
                 raise CorruptionError(f"{checkpoint / name} changed while it was copied: {mismatch(found, expected)}")
-        for directory in (draft / DATABASE, draft):
-            sync_directory(directory)
+        _sync_directories(draft)
 
 
 def read_checksums(checkpoint: Path) -> dict[str, Sum]:
@@ -215,6 +225,11 @@ def _files_below(directory: Path) -> list[str]:
         for folder, _, names in os.walk(directory)
         for name in names
     )
+
+
+def _sync_directories(directory: Path) -> None:
+    for folder, _, _ in os.walk(directory, topdown=False):
+        sync_directory(Path(folder))
 
 
 def _copy(source: Path, target: Path) -> Sum:

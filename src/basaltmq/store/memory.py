@@ -176,7 +176,7 @@ class MemoryStore:
         self.require_open()
         raise InvalidConfigError("the memory store keeps no statistics")
 
-    def checkpoint(self, target: Path) -> None:
+    def checkpoint(self, target: Path, *, beside: Callable[[Path], None] | None = None) -> None:
         self.require_open()
         raise StorageError("a store in memory has no files to take a checkpoint of; open one on disk")
 

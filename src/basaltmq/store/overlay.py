@@ -132,7 +132,7 @@ class OverlayStore(_Layers):
     def statistics(self) -> dict[str, str]:
         return self._marks.statistics()
 
-    def checkpoint(self, target: Path) -> None:
+    def checkpoint(self, target: Path, *, beside: Callable[[Path], None] | None = None) -> None:
         raise _read_only()
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> list[str]:

@@ -339,12 +339,12 @@ class RocksStore:
         lines = (self._database.get_statistics() or "").splitlines()
         return {name: figures for name, _, figures in (line.partition(" ") for line in lines)}
 
-    def checkpoint(self, target: Path) -> None:
+    def checkpoint(self, target: Path, *, beside: Callable[[Path], None] | None = None) -> None:
         self._require_writable()
         marker = read_marker(self.path)
         if marker is None:
             raise CorruptionError(f"{self.path / MARKER} is missing; restore it from a backup of this store")
-        write_checkpoint(self.path, target, self._create_checkpoint, self._sealer, marker)
+        write_checkpoint(self.path, target, self._create_checkpoint, self._sealer, marker, beside)
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> list[str]:
         self.require_open()

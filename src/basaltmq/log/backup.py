@@ -1,0 +1,55 @@
+"""A copy of a lane while it is written to, for a checkpoint of the store it belongs to.
+
+Sealed segments never change and are hard-linked where the file system allows; the one being written is copied up to
+where the lane ended when the copy began, which is the end of a whole frame. Whoever calls keeps cleaning from deleting
+segments meanwhile, and makes the files durable.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+from basaltmq.errors import StorageError
+from basaltmq.log.lane import MARKERS, Lane
+from basaltmq.log.segment import SegmentState
+
+_CHUNK_BYTES: Final = 4 << 20
+
+
+def copy_lane(lane: Lane, target: Path) -> None:
+    """Put a copy of `lane` into the directory `target`, which is made."""
+    end = lane.end
+    segments = [(segment, segment.state) for segment in lane.segments() if segment.start <= end]
+    target.mkdir(parents=True)
+    for name in MARKERS:
+        shutil.copyfile(lane.path / name, target / name)
+    for segment, state in segments:
+        destination = target / segment.path.name
+        if state is SegmentState.SEALED:
+            _link(segment.path, destination)
+        else:
+            _copy(segment.path, destination, min(segment.end, end) - segment.start)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        # Another file system, or one without links.
+        shutil.copyfile(source, target)
+
+
+def _copy(source: Path, target: Path, size_bytes: int) -> None:
+    with open(source, "rb", buffering=0) as reading, open(target, "xb", buffering=0) as writing:
+        left = size_bytes
+        while left:
+            chunk = reading.read(min(left, _CHUNK_BYTES))
+            if not chunk:
+                raise StorageError(f"{source} ends {left} bytes before what the lane says; run verify")
+            rest = memoryview(chunk)
+            while rest:
+                rest = rest[writing.write(rest) :]
+            left -= len(chunk)

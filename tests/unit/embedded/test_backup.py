@@ -1,0 +1,91 @@
+"""Backups of a store with streams, taken while it is written to, and the check of a log."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+import basaltmq
+from basaltmq.embedded.database import LOG, Basalt
+from basaltmq.errors import AlreadyExistsError
+from basaltmq.log.verify import verify_log
+from basaltmq.store.checkpoint import restore
+from basaltmq.store.verify import verify
+
+pytestmark = [pytest.mark.spec("A10"), pytest.mark.promise("P7")]
+
+
+def values(db: Basalt, name: str, partition: int = 0) -> list[bytes]:
+    return [record.value for record in db.topic(name, create=False).read(partition)]
+
+
+def test_a_backup_under_writers_holds_everything_confirmed_before_it(tmp_path: Path) -> None:
+    stop = threading.Event()
+    confirmed: list[int] = []
+
+    def write(db: Basalt) -> None:
+        topic = db.topic("t")
+        number = 0
+        while not stop.is_set():
+            topic.append([b"%06d" % (number + each) for each in range(10)], durability="written")
+            number += 10
+            confirmed.append(number)
+
+    with basaltmq.open(tmp_path / "data") as db:
+        db.topic("kept", engine="rocksdb").append(b"row")
+        db.topic("t")
+        writer = threading.Thread(target=write, args=(db,))
+        writer.start()
+        while len(confirmed) < 20:
+            stop.wait(0.01)
+        before = confirmed[-1]
+        db.backup(tmp_path / "backup")
+        stop.set()
+        writer.join()
+        with pytest.raises(AlreadyExistsError):
+            db.backup(tmp_path / "backup")
+    assert verify(tmp_path / "backup") == []
+    restore(tmp_path / "backup", tmp_path / "restored")
+    with basaltmq.open(tmp_path / "restored", create=False) as db:
+        found = values(db, "t")
+        assert len(found) >= before
+        assert found == [b"%06d" % number for number in range(len(found))]
+        assert values(db, "kept") == [b"row"]
+        position = db.topic("t").append(b"on")
+        assert position.offset == len(found)
+
+
+def test_a_flip_in_the_log_of_a_backup_is_named(tmp_path: Path) -> None:
+    with basaltmq.open(tmp_path / "data") as db:
+        db.topic("t").append([b"x" * 100] * 50)
+        db.backup(tmp_path / "backup")
+    (segment,) = (tmp_path / "backup" / LOG / "0000").glob("*.log")
+    flip(segment, 1000)
+    (fault,) = verify(tmp_path / "backup")
+    assert str(segment.relative_to(tmp_path / "backup")) in fault
+
+
+def test_the_log_of_a_store_is_verified_frame_by_frame(tmp_path: Path) -> None:
+    with basaltmq.open(tmp_path / "data") as db:
+        topic = db.topic("t")
+        for number in range(5):
+            topic.append([b"%d" % number * 100] * 20)
+        assert verify_log(tmp_path / "data" / LOG) == []
+        shard = topic.info().meta.number
+    (segment,) = (tmp_path / "data" / LOG / "0000").glob("*.log")
+    flip(segment, segment.stat().st_size // 2)
+    (fault,) = verify_log(tmp_path / "data" / LOG)
+    assert str(segment) in fault
+    assert f"shard {shard}, offsets 40 to 59" in fault
+
+
+def test_there_is_nothing_to_verify_without_a_log(tmp_path: Path) -> None:
+    assert verify_log(tmp_path / LOG) == []
+
+
+def flip(path: Path, at: int) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 0x10
+    path.write_bytes(raw)
