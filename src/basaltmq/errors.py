@@ -310,3 +310,10 @@ class XaHeuristicRollbackError(XaError):
 
     code = "xa_heuristic_rollback"
     xa_code = 6
+
+
+class StoreBehindError(StorageError):
+    """The log speaks of something the store did not know when a view looked at it; the view looks again."""
+
+    code = "store_behind"
+    retriable = True

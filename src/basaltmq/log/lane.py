@@ -5,7 +5,7 @@
 
 A position is a byte's place in the whole lane; it is given out once and stays what it means until its segment is
 deleted. Gaps appear where segments were deleted. `LANE` (and its copy, because without the seed no frame can be
-checked) says format, version and seed.
+checked) says format, version and seed; `COMMITTED` tells other processes how far the lane is synced.
 
 One writer at a time appends (`append` takes the lock for one writev); any number of threads read with pread and take no
 lock of the writer's. What append returned survives a crash of the process. `sync` makes it durable: segments that were
@@ -33,6 +33,7 @@ from typing import Final
 import google_crc32c
 
 from basaltmq.errors import CorruptionError, StorageError, StoreClosedError, StorePoisonedError, StoreTooNewError
+from basaltmq.log.committed import Committed
 from basaltmq.log.segment import (
     READ_FILES_MAX,
     Segment,
@@ -90,6 +91,11 @@ class Lane:
         self._active = segments[-1]
         self._fd = os.open(self._active.path, os.O_WRONLY | os.O_CLOEXEC | os.O_APPEND)
         self._end = self._active.end
+        try:
+            self._committed = Committed(path, clock_ms(), self._end)
+        except OSError:
+            os.close(self._fd)
+            raise
         self._roll_at = self._active.start + options.segment_bytes
         self._roll_ms = self._active.started_ms + options.segment_age_ms
         self._synced_position = segments[0].start
@@ -108,7 +114,7 @@ class Lane:
         try:
             seed = _read_seed(path)
             if seed is None:
-                path.mkdir(parents=True, exist_ok=True)
+                _make_directory(path)
                 seed = random_u32()
                 for name in MARKERS:
                     write_durably(path / name, _encode_marker(seed))
@@ -193,6 +199,7 @@ class Lane:
                     segment.state = SegmentState.SEALED
                 del self._sealing[: len(sealing)]
                 self._synced_position = max(self._synced_position, target)
+            self._committed.publish(self._synced_position)
 
     def read(self, position: int, size_bytes: int) -> bytes:
         """Up to `size_bytes` from `position`, fewer only at the end of its segment."""
@@ -249,6 +256,7 @@ class Lane:
                 with open(segment.path, "rb") as source:
                     source.seek(keep)
                     write_durably(kept, source.read())
+                self._committed.lower(position)
                 os.ftruncate(self._fd, keep)
                 os.fdatasync(self._fd)
             except OSError as error:
@@ -314,6 +322,7 @@ class Lane:
             with self._lock:
                 self._error = StoreClosedError(f"the lane {self.path} is closed")
                 os.close(self._fd)
+                self._committed.close()
                 for fd, _ in self._sealing:
                     os.close(fd)
                 self._sealing.clear()
@@ -372,6 +381,14 @@ def list_segments(path: Path, now_ms: int) -> list[Segment]:
         # Bytes that reach into the next segment were never part of the lane.
         segment.size_bytes = min(segment.size_bytes, following.start - segment.start)
     return found
+
+
+def _make_directory(path: Path) -> None:
+    """Make a directory and those above it so that they survive a power loss."""
+    if not path.is_dir():
+        _make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
 
 
 def _create_segment(path: Path, start: int, now_ms: int) -> Segment:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from basaltmq.errors import CorruptionError
+from basaltmq.log import committed
 from basaltmq.log.frame import (
     COLUMNAR,
     HEADER_BYTES,
@@ -144,10 +145,10 @@ def repair(lane: Lane, position: int, quarantine: Path, visit: Callable[[Found],
 
 
 def quarantine_foreign(path: Path, quarantine: Path) -> list[Path]:
-    """Move what is neither a segment nor a marker out of a lane's directory."""
+    """Move what is neither a segment nor a marker (nor COMMITTED) out of a lane's directory."""
     moved = []
     for entry in sorted(os.scandir(path), key=lambda each: each.name):
-        if parse_segment_name(entry.name) is None and entry.name not in MARKERS:
+        if parse_segment_name(entry.name) is None and entry.name not in (*MARKERS, committed.NAME):
             quarantine.mkdir(parents=True, exist_ok=True)
             target = quarantine / f"{path.name}-{entry.name}"
             number = 1

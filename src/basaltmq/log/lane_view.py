@@ -1,0 +1,200 @@
+"""A lane seen from beside its writer: the reading side of `Lane`, without a lock and without a change to any file.
+
+`relist` takes in what the directory holds at that moment: names first, sizes after, so that every segment but the last
+is complete in the list. Between two of them the view is of one moment. Segments the writer deletes meanwhile stay
+readable where a descriptor is held, and are SegmentGoneError elsewhere: what was in them lies further on in the lane,
+and a view that is behind has to catch up. At most `read_files_max` deleted files are held, until the next `relist`.
+
+The last bytes may be half a frame, being written or torn off by a crash; `recovery.scan` ends before them. What is
+whole is written. What is durable is said by COMMITTED; where that says nothing, `harden` makes durable what is there,
+which any reader may ask of the operating system.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NoReturn
+
+from basaltmq.errors import CorruptionError, StoreReadOnlyError
+from basaltmq.log.committed import Mark, read_mark
+from basaltmq.log.lane import MARKERS, POSITION_MAX, Lane, LaneOptions, read_seed
+from basaltmq.log.segment import Segment, SegmentFiles, SegmentGoneError, SegmentState, parse_segment_name, segment_name
+from basaltmq.store.directory import os_error, sync_directory
+
+_FSYNC_MEANINGLESS = (errno.EROFS, errno.EINVAL)
+"""What a read-only file system answers to a sync: nothing there waits to be written."""
+
+
+class LaneView(Lane):
+    """One lane, read only. Everything that writes raises StoreReadOnlyError."""
+
+    def __init__(self, path: Path, options: LaneOptions | None = None) -> None:
+        # Nothing of a writer's state is made: not its descriptor, not its COMMITTED.
+        self.path = path
+        self.seed = read_seed(path)
+        self.options = options or LaneOptions()
+        self._files = SegmentFiles(self.options.read_files_max)
+        self._lock = threading.Lock()
+        self._segments = []
+        self._starts = []
+        self._end = 0
+        self._hardened = 0
+        self.relist()
+
+    @staticmethod
+    def exists(path: Path) -> bool:
+        """Has a writer made a lane here? Segments without a marker count: opening them says what is missing."""
+        try:
+            names = os.listdir(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise os_error(error, path) from error
+        return any(name in MARKERS or parse_segment_name(name) is not None for name in names)
+
+    @property
+    def start(self) -> int:
+        return self._starts[0] if self._starts else 0
+
+    @property
+    def active_start(self) -> int:
+        return self._starts[-1] if self._starts else 0
+
+    def mark(self) -> Mark | None:
+        """What the writer says is durable."""
+        return read_mark(self.path)
+
+    def relist(self) -> None:
+        """Take in segments that came, grew or went."""
+        try:
+            starts = sorted(
+                start for entry in os.scandir(self.path) if (start := parse_segment_name(entry.name)) is not None
+            )
+            found = [segment for start in starts if (segment := self._segment(start)) is not None]
+        except OSError as error:
+            raise os_error(error, self.path) from error
+        for segment, following in pairwise(found):
+            # Bytes that reach into the next segment were never part of the lane.
+            segment.size_bytes = min(segment.size_bytes, following.start - segment.start)
+        here = {segment.start for segment in found}
+        for old in self._segments:
+            if old.start not in here:
+                self._files.forget(old)
+        # Positions are looked up in `_starts` first, so it is the one to change last.
+        self._segments = found
+        self._starts = [segment.start for segment in found]
+        self._end = found[-1].end if found else 0
+
+    def _segment(self, start: int) -> Segment | None:
+        path = self.path / segment_name(start)
+        if start > POSITION_MAX:
+            raise CorruptionError(f"{path} names a position that cannot be; move it away")
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
+            return None
+        return Segment(path, start, status.st_size, SegmentState.SEALED, int(status.st_mtime * 1000))
+
+    def has_changed(self) -> bool:
+        """Is there anything `relist` would find? Two system calls."""
+        if not self._segments:
+            return LaneView.exists(self.path)
+        last = self._segments[-1]
+        try:
+            grown = os.stat(last.path).st_size != last.size_bytes
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            raise os_error(error, last.path) from error
+        # A segment that stopped growing was rolled away from at its end.
+        return grown or (last.size_bytes > 0 and os.path.exists(self.path / segment_name(last.end)))
+
+    def covers(self, begin: int, end: int) -> bool:
+        """Is every byte of the lane in [begin, end) there?"""
+        for segment in self._segments:
+            if begin >= end:
+                break
+            if segment.start > begin:
+                return False
+            begin = max(begin, segment.end)
+        return begin >= end
+
+    def read(self, position: int, size_bytes: int) -> bytes:
+        segment = self.segment_at(position)
+        try:
+            return super().read(position, size_bytes)
+        except CorruptionError:
+            if os.path.exists(segment.path):
+                raise
+            raise SegmentGoneError(f"{segment.path} was deleted by the writer") from None
+
+    def harden(self, position: int) -> int:
+        """Make durable what lies below `position`; the position up to which that was done so far."""
+        if position <= self._hardened:
+            return self._hardened
+        try:
+            for segment in self._segments:
+                if segment.end > self._hardened and segment.start < position:
+                    _sync_data(segment.path)
+            try:
+                sync_directory(self.path)
+            except OSError as error:
+                if error.errno not in _FSYNC_MEANINGLESS:
+                    raise
+        except OSError as error:
+            raise os_error(error, self.path) from error
+        self._hardened = position
+        return position
+
+    def open_files(self) -> int:
+        return len(self._files)
+
+    def close(self) -> None:
+        self._files.close()
+
+    def append(self, parts: Sequence[bytes], size_bytes: int) -> int:
+        self._refuse()
+
+    def sync(self) -> None:
+        self._refuse()
+
+    def roll(self) -> None:
+        self._refuse()
+
+    def skip_to(self, position: int) -> None:
+        self._refuse()
+
+    def cut(self, position: int, quarantine: Path) -> Path | None:
+        self._refuse()
+
+    def settle(self) -> None:
+        self._refuse()
+
+    def delete(self, segment: Segment) -> None:
+        self._refuse()
+
+    def poison(self, error: BaseException) -> None:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise StoreReadOnlyError(f"the lane {self.path} was opened for reading; open the store itself for that")
+
+
+def _sync_data(path: Path) -> None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        # Deleted by cleaning, which syncs what it copied first.
+        return
+    try:
+        os.fdatasync(fd)
+    except OSError as error:
+        if error.errno not in _FSYNC_MEANINGLESS:
+            raise
+    finally:
+        os.close(fd)
