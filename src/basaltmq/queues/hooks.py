@@ -116,7 +116,7 @@ class Breaker:
 
     def failed(self) -> None:
         self._failures += 1
-        if self._failures >= FAILURES_MAX or self._opened_ns is not None:
+        if self._failures >= FAILURES_MAX:
             self._opened_ns = self._clock_ns()
             self.trips += 1
 

@@ -231,7 +231,7 @@ do
             elseif c == 37 and d and d >= 48 and d <= 57 then
                 local index = capture_index(m, d)
                 local from, size = m[2 * index - 1], m[2 * index]
-                if size < 0 then size = 0 end
+                if size < 0 then return nil end -- a position capture matches nothing
                 charge(size // 16)
                 if size > #src - s + 1 then return nil end
                 if sub(src, from, from + size - 1) ~= sub(src, s, s + size - 1) then return nil end

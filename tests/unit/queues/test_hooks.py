@@ -190,6 +190,23 @@ def test_three_failures_in_a_row_open_the_breaker_for_ten_seconds_then_one_is_tr
     assert (seen.trips, seen.is_open) == (2, False), "a success closed it and starts the count again"
 
 
+def test_a_trial_is_one_message() -> None:
+    clock = Clock()
+    asked: list[str] = []
+    hooks = QueueHooks(
+        "q",
+        on_enqueue="function on_enqueue(msg) fila.get(msg.headers.f) return {weight = 0} end",
+        on_failure=None,
+        clock_ns=clock,
+        read_state=asked.append,
+    )
+    advise(hooks, "1", "2", "3")
+    asked.clear()
+    clock.now_ns += OPEN_NS
+    assert advise(hooks, "a", "b", "c") == [DEFAULT] * 3
+    assert asked == ["a"]
+
+
 def test_failures_are_counted_over_calls_and_unusable_answers_count_too() -> None:
     hooks = enqueue_hooks("return {weight = tonumber(msg.headers.f)}")
     advise(hooks, "0")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from basaltmq.errors import InvalidArgumentError, ScriptError
@@ -38,6 +38,8 @@ SHAPE = ScriptShape(
 
 
 def script(body: str, **options: object) -> LuaScript:
+    """With a CPU limit that a slow machine does not reach before the limit a test is about."""
+    options = {"limits": ScriptLimits(cpu_ms_max=10_000)} | options
     return LuaScript(f"function hook(msg)\n{body}\nend", SHAPE, **options)  # type: ignore[arg-type]
 
 
@@ -103,7 +105,6 @@ def test_endless_work_ends_at_the_instruction_limit(body: str) -> None:
 
 
 C_LOOPS = {
-    "rep of nothing": "return {text = string.rep('', math.maxinteger) .. 'ok'}",
     "move": "table.move({}, 1, math.maxinteger - 1, 2)",
     "move to a far place": "table.move({1}, 1, 1 << 40, 1)",
     "insert with a made-up length": "table.insert(setmetatable({}, {__len = function() return 1 << 50 end}), 1, 1)",
@@ -533,6 +534,16 @@ def test_the_budget_is_per_record() -> None:
     rows, failure = target.run([target.encode_record(("q", i), {}) for i in range(50)])
     assert failure is None
     assert len(rows) == 50
+    slow = script(
+        "for i = 1, 20000 do end return {number = 1}", limits=ScriptLimits(cpu_ms_max=100, instructions_max=10**9)
+    )
+    rows, failure = slow.run([slow.encode_record(("q", i), {}) for i in range(1500)])
+    assert failure is None, "neither is the CPU time of the records before"
+
+
+def test_taking_a_message_apart_is_not_charged_to_the_script() -> None:
+    target = script("return {number = 1}", limits=ScriptLimits(instructions_max=1000))
+    assert call(target, {str(number): "x" for number in range(1024)}) == (None, 1, None)
 
 
 def test_more_records_than_fit_one_call_are_all_run() -> None:
@@ -572,16 +583,24 @@ def test_filling_memory_to_the_brim_does_not_abort_the_process() -> None:
     """Lua aborts when a push finds no memory: run apart, because a failure would end this process."""
     code = """
 from tests.unit.queues.test_lua import *
-for step in (1, 7, 40, 41, 100, 1000, 30000):
+for step in (1, 41, 1000, 30000):
     body = f"keep = keep or {{}} pcall(function() for i = 1, 1e9 do keep[#keep + 1] = ('x'):rep({step}) .. i end end)"
     target = LuaScript("keep = {} function hook(msg) " + body + " end", SHAPE,
                        limits=ScriptLimits(instructions_max=10_000_000, cpu_ms_max=5000))
-    for _ in range(3):
-        assert call(target).fault == "memory"
+    assert call(target).fault == "memory"
     nearly = LuaScript("keep = {} function hook(msg) for i = 1, 200 do keep[#keep + 1] = ('x'):rep(" + str(step) +
                        ") .. #keep end fila.get('k') end", SHAPE, read_state=lambda key: "v" * 60000)
-    for _ in range(300):
+    for _ in range(120):
         call(nearly, {"h": "x" * 1000})
+full = LuaScript("function hook(msg) local t, n = {}, tonumber(msg.headers.n) "
+                 "for i = 1, n do t[i] = ('x'):rep(1000) .. i end "
+                 "fila.get('k') return {number = #t} end", SHAPE, read_state=lambda key: "v" * 60000,
+                 limits=ScriptLimits(instructions_max=10_000_000, cpu_ms_max=5000))
+faults = set()
+for n in range(1500, 2100, 4):
+    got = call(full, {"n": str(n)})
+    faults.add(got.text.split(": ")[-1] if isinstance(got, ScriptFailure) else "")
+assert len(faults) == 3, faults  # fits, the value does not, the strings do not
 print("alive")
 """
     done = subprocess.run(
@@ -621,6 +640,13 @@ def test_state_is_read_once_per_call_and_shown_as_text() -> None:
 )
 def test_state_can_be_read_from_callbacks(body: str) -> None:
     assert call(script(body, read_state=lambda key: "value")) == ("value", None, None)
+
+
+def test_reading_state_is_work() -> None:
+    asked: list[str] = []
+    target = script("for i = 1, 1e9 do fila.get('k' .. i) end", read_state=asked.append)
+    assert isinstance(call(target), ScriptFailure)
+    assert len(asked) <= 200
 
 
 def test_state_at_the_top_level_of_the_script() -> None:
@@ -730,6 +756,8 @@ def guarded_patterns(fast_steps_max: int) -> LuaScript:
 
 
 @settings(max_examples=600, deadline=None)
+@example("", "()%1", "")
+@example("aa", "()a%1", "%1")
 @given(
     st.text(alphabet="aabbcxyz01 ()%.-^", max_size=14),
     st.lists(_PIECES, max_size=6).map("".join),
@@ -740,6 +768,15 @@ def test_pattern_functions_agree_with_stock_lua(subject: str, pattern: str, with
     for fast_steps_max in (0, 8192):
         got = call(guarded_patterns(fast_steps_max), {"s": subject, "p": pattern, "r": with_text})
         assert got == (None, None, expected), f"fast_steps_max {fast_steps_max}"
+
+
+def test_cheap_matches_are_charged_by_their_worst_case() -> None:
+    body = "local s = ('a'):rep(80) for i = 1, 1000 do s:find('.-b') end return {number = 1}"
+    assert fault(body).fault == "instructions", "the loop alone would stay far below the limit"
+
+
+def test_an_anchor_makes_gmatch_no_cheaper() -> None:
+    assert fault("for _ in (('^'):rep(8000)):gmatch('^^*b') do end").fault == "instructions"
 
 
 @settings(max_examples=100, deadline=None)
@@ -768,6 +805,7 @@ def test_table_and_string_functions_behave_like_stock_ones() -> None:
     assert(table.concat(table.move({1, 2, 3}, 1, 3, 2), ',') == '1,1,2,3')
     assert(table.concat(table.move({1, 2}, 1, 2, 1, {9, 9, 9}), ',') == '1,2,9')
     assert(select('#', table.unpack({1, nil, 3}, 1, 3)) == 3 and table.pack(1, nil).n == 2)
+    assert((''):rep(math.maxinteger) == '' and (''):rep(math.maxinteger, '') == '')
     assert(('abc'):rep(2, '-') == 'abc-abc' and ('x'):rep(0) == '' and ('x'):rep(-1) == '' and (5 .. ''):rep(2) == '55')
     assert(('abc'):sub(2) == 'bc' and ('abc'):sub(-2, -2) == 'b' and ('abc'):byte(2) == 98 and #('abc') == 3)
     assert(table.concat({('abc'):byte(1, -1)}, ',') == '97,98,99' and select('#', ('abc'):byte(-9, 9)) == 3)

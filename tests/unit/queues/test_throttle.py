@@ -67,6 +67,7 @@ def test_a_blocked_message_is_told_the_latest_of_its_keys() -> None:
     target = buckets(fast=(10, 1), slow=(0.5, 1), paused=(0, 1))
     assert target.try_take(("fast", "slow"), T0) is None
     assert target.try_take(("fast", "slow"), T0) == Blocked("slow", T0 + 2 * S)
+    assert target.try_take(("slow", "fast"), T0) == Blocked("slow", T0 + 2 * S)
     assert target.try_take(("fast", "slow"), T0 + 2 * S) is None
     assert target.try_take(("slow", "paused", "fast"), T0) == Blocked("paused", None)
 
@@ -334,6 +335,23 @@ def test_a_message_with_two_keys_waits_for_both_and_does_not_hold_up_either() ->
     assert queue.out[0] == (T0, "a", "xy1")
     assert [message for _, _, message in queue.out if message != "xy2"] == ["xy1", "x0", "x1", "x2", "x3", "x4"]
     assert (T0 + 10 * S, "a", "xy2") in queue.out
+
+
+def test_a_message_that_comes_to_wait_for_another_key_keeps_its_place_by_age() -> None:
+    target = buckets(x=(1, 1), y=(0.5, 1))
+    gate: ThrottleGate[str] = ThrottleGate(target)
+    target.try_take(("x",), T0)
+    assert not gate.admit("a", "older", ("x", "y"), T0)
+    target.try_take(("y",), T0)
+    assert not gate.admit("a", "younger", ("y",), T0)
+    assert gate.wake(T0 + S) == ["a"]
+    assert gate.pop("a", T0 + S) is None
+    assert gate.parked("a") == ["older", "younger"]
+    assert gate.wake(T0 + 2 * S) == ["a"]
+    assert gate.pop("a", T0 + 2 * S) == ("older", ("x", "y"))
+    assert gate.wake(T0 + 4 * S) == ["a"]
+    assert gate.pop("a", T0 + 4 * S) == ("younger", ("y",))
+    assert (len(gate), gate.next_wake_ns()) == (0, None)
 
 
 def test_a_pause_holds_its_messages_until_the_limit_changes() -> None:
