@@ -118,8 +118,8 @@ class Info(msgspec.Struct, frozen=True):
 class BackingQueue(Protocol):
     """Ready messages in order. Not thread-safe: the plane's lock is around every call."""
 
-    def publish(self, change: Change, entries: Sequence[Entry]) -> None:
-        """Add messages; they can be fetched when the change is written."""
+    def publish(self, change: Change, entries: Sequence[Entry], sub: str | None = None) -> None:
+        """Add messages (all of one sub-queue, if that is named); they can be fetched when the change is written."""
         ...
 
     def publish_delivered(self, change: Change, entries: Sequence[Entry]) -> None:

@@ -78,9 +78,9 @@ class FairQueue:
         self._scheduler = FairScheduler()
         self._discover = discover
 
-    def publish(self, change: Change, entries: Sequence[Entry]) -> None:
+    def publish(self, change: Change, entries: Sequence[Entry], sub: str | None = None) -> None:
         put_rows(change, entries)
-        change.after(lambda: self.append(entries))
+        change.after(lambda: self.append(entries, sub))
 
     def publish_delivered(self, change: Change, entries: Sequence[Entry]) -> None:
         put_rows(change, entries)
@@ -88,11 +88,12 @@ class FairQueue:
     def discard(self, change: Change, entries: Sequence[Entry]) -> None:
         cancel_rows(change, entries)
 
-    def append(self, entries: Sequence[Entry]) -> None:
-        for sub, group in self._by_sub(entries):
+    def append(self, entries: Sequence[Entry], sub: str | None = None) -> None:
+        groups = self._by_sub(entries) if sub is None or not entries else [(sub, entries)]
+        for name, group in groups:
             weight = weight_of(group[-1].row)
-            self._sub(sub).append(group)
-            self._scheduler.ready(sub, weight)
+            self._sub(name).append(group)
+            self._scheduler.ready(name, weight)
 
     def put_back(self, entries: Sequence[Entry]) -> None:
         for sub, group in self._by_sub(entries):
@@ -155,17 +156,20 @@ class FairQueue:
                 self._lose(sub)
             return taken
         taken = []
+        subs = self._subs
+        charged = 0
 
         def fetch(sub: str, most: int) -> tuple[int, bool]:
-            queue = self._subs[sub]
-            found = queue.fetch(most)
+            nonlocal charged
+            found, cost_bytes, more = subs[sub].take_turn(most)
             taken.extend(found)
-            more = len(found) == most and not queue.is_empty()
+            charged += cost_bytes
             if not more:
-                del self._subs[sub]
+                del subs[sub]
             return len(found), more
 
         self._scheduler.deliver(count, fetch)
+        self._budget.charge(-charged)
         return taken
 
     def _lose(self, sub: str) -> None:

@@ -6,7 +6,7 @@ rows go with it. So after a crash the messages of a lease row that still exist a
 a lease alive (nack, release, a split by extend) is taken out of its row in the same batch.
 
     lease call row   | layout u8 | expires ns u64 | leased ns u64 | consumer bytes u16 | consumer
-                     | per sub-queue: lp(sub-queue) | count u32 | count times enqueued ns u64, id (16) | ...
+                     | per message: lp(sub-queue) | enqueued ns u64 | id (16) | ...
 
 Tokens fence: they grow with every lease, over restarts too, because the high bits are a boot number that is raised
 durably before the first lease. An answer with a token that is not alive, or for a message it does not hold, is refused
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import groupby, islice
+from itertools import islice
 from struct import Struct
 from struct import error as struct_error
 from typing import Final
@@ -69,7 +69,6 @@ _COUNT_BITS: Final = 40
 _BOOT_ROW: Final = b"queue_lease_boot"
 _BOOT: Final = Struct(">I")
 _HEAD: Final = Struct(">BQQH")
-_COUNT: Final = Struct(">I")
 _PLACE_BYTES: Final = 24
 
 
@@ -120,15 +119,7 @@ def encode_lease_call(call: LeaseCall, queue_bytes: int) -> bytes:
     consumer = lp(call.consumer)[2:]
     parts = [_HEAD.pack(LAYOUT, call.expires_ns, call.leased_ns, len(consumer)), consumer]
     tails = [e.key[queue_bytes:] for e in call.entries.values() if not e.flags & TRANSIENT]
-    first = tails[0][:-_PLACE_BYTES] if tails else b""
-    if not [tail for tail in tails if not tail.startswith(first)]:
-        # Names have their length in front, so what begins with one is of that sub-queue.
-        places = [tail[-_PLACE_BYTES:] for tail in tails]
-        return b"".join((*parts, first, _COUNT.pack(len(places)), *places)) if tails else b"".join(parts)
-    for sub, group in groupby(tails, lambda tail: tail[:-_PLACE_BYTES]):
-        places = [tail[-_PLACE_BYTES:] for tail in group]
-        parts += (sub, _COUNT.pack(len(places)), *places)
-    return b"".join(parts)
+    return b"".join(parts + tails)
 
 
 def decode_lease_call(queue: str, token: int, row: bytes) -> tuple[LeaseCall, list[bytes]]:
@@ -142,14 +133,11 @@ def decode_lease_call(queue: str, token: int, row: bytes) -> tuple[LeaseCall, li
         if layout != LAYOUT:
             raise ValueError
         while at < len(row):
-            sub, end = take_lp(row, at)
-            start = end + _COUNT.size
-            count = _COUNT.unpack_from(row, end)[0]
-            head = prefix + lp(sub)
-            at = start + count * _PLACE_BYTES
-            if at > len(row):
+            end = take_lp(row, at)[1] + _PLACE_BYTES
+            if end > len(row):
                 raise ValueError
-            message_keys += [head + row[i : i + _PLACE_BYTES] for i in range(start, at, _PLACE_BYTES)]
+            message_keys.append(prefix + row[at:end])
+            at = end
     except (struct_error, ValueError, CorruptionError):
         raise CorruptionError(f"lease {token} of queue {queue!r} is damaged ({len(row)} bytes)") from None
     return LeaseCall(token, consumer, leased_ns, expires_ns, {}), message_keys
@@ -216,7 +204,8 @@ class Leases:
 
     def restore(self, call: LeaseCall, entries: dict[bytes, Entry]) -> None:
         """Hold messages under a call in memory, as when their removal was not written."""
-        call.entries.update(entries)
+        if call.entries is not entries:
+            call.entries.update(entries)
         self._by_token[call.token] = call
         self._by_id.update(dict.fromkeys(entries, call))
         self.size_bytes += sum([e.size_bytes for e in entries.values()])

@@ -1,17 +1,17 @@
 """The main backing queue: a window of the head in memory, the rest on disk. The idea is told in backing.py.
 
     returned (heap)   messages that came back, by key
-    window (deque)    the head, in key order; everything up to the cursor that is ready
+    window (list)     the head, in key order; everything up to the cursor that is ready
     cursor            first key that is on disk only; None while the window reaches to the queue's end
     gone              keys deleted while they sit in the window or the heap; skipped when they come up
 
 Reading ahead fetches up to `read_ahead` rows in one scan that begins at the cursor. Publishing appends to the window
-while it is open and there is room, and costs an append per message.
+while it is open and there is room, and costs an append per message. There may be a hundred thousand of these in a queue
+of as many fairness keys, so an empty one is small: a list is, a deque is not.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, merge
@@ -40,6 +40,8 @@ RESIDENT_BYTES_MIN: Final = 16 * 1024
 READ_CHUNK: Final = 32
 """Rows read between two looks at their size. A row is at most 2 MiB (headers and properties)."""
 
+NOTHING: Final[frozenset[bytes]] = frozenset()
+
 SPILL_WAIT_MS: Final = 0
 """A transient message that cannot be paged at once stays in memory: the publisher is not made to wait for it."""
 
@@ -59,16 +61,27 @@ class PagingLimits:
 
 
 class MemoryBudget:
-    """One limit for the windows of all queues of a plane."""
+    """One limit for the windows of all queues of a plane, with an account for each of them."""
 
-    __slots__ = ("limit_bytes", "used_bytes")
+    __slots__ = ("_parent", "limit_bytes", "used_bytes")
 
-    def __init__(self, limit_bytes: int = 64 * MIB) -> None:
+    def __init__(self, limit_bytes: int = 128 * MIB, parent: MemoryBudget | None = None) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self._parent = parent
+
+    def account(self) -> MemoryBudget:
+        """A part of this budget that says how much of it one queue uses."""
+        return MemoryBudget(self.limit_bytes, self)
+
+    def charge(self, size_bytes: int) -> None:
+        self.used_bytes += size_bytes
+        if self._parent is not None:
+            self._parent.charge(size_bytes)
 
     def room_bytes(self) -> int:
-        return self.limit_bytes - self.used_bytes
+        """What is left of the whole; negative when it is overdrawn."""
+        return self.limit_bytes - self.used_bytes if self._parent is None else self._parent.room_bytes()
 
 
 def put_rows(change: Change, entries: Sequence[Entry]) -> None:
@@ -131,14 +144,14 @@ class PagingQueue:
         self._limits = limits
         self._read = read
         self._leased = leased
-        self._window: deque[Entry] = deque()
+        self._window: list[Entry] = []
         self._returned: list[tuple[bytes, Entry]] = []
-        self._gone: set[bytes] = set()
+        self._gone: set[bytes] | frozenset[bytes] = NOTHING
         self._cursor: bytes | None = None if known_empty else head or prefix
         self._bytes = 0
         self._has_spilled = False
 
-    def publish(self, change: Change, entries: Sequence[Entry]) -> None:
+    def publish(self, change: Change, entries: Sequence[Entry], sub: str | None = None) -> None:
         put_rows(change, entries)
         change.after(lambda: self.append(entries))
 
@@ -166,12 +179,8 @@ class PagingQueue:
     def _take(self, count: int) -> list[Entry]:
         """Up to `count` from the window, when nothing else is in memory."""
         window = self._window
-        if count >= len(window):
-            taken = list(window)
-            window.clear()
-        else:
-            popleft = window.popleft
-            taken = [popleft() for _ in range(count)]
+        taken = window[:count]
+        del window[:count]
         self._charge(-sum([len(e.row) for e in taken]) - ENTRY_OVERHEAD_BYTES * len(taken))
         return taken
 
@@ -184,10 +193,10 @@ class PagingQueue:
                     return None
                 entry = heappop(returned)[1]
             else:
-                entry = window.popleft()
+                entry = window.pop(0)
             self._charge(-entry.cost_bytes())
             if entry.key in self._gone:
-                self._gone.discard(entry.key)
+                self._gone -= {entry.key}
                 continue
             if not entry.row:
                 entry.row = self._row(entry)
@@ -223,8 +232,12 @@ class PagingQueue:
         limits = self._limits
         if self._bytes > limits.resident_bytes_max or len(self._window) + len(self._returned) > limits.resident_max:
             self._shrink(limits.resident_max // 2, limits.resident_bytes_max // 2)
-        elif self.budget.used_bytes > self.budget.limit_bytes and self._bytes > RESIDENT_BYTES_MIN:
-            self._shrink(limits.resident_max, RESIDENT_BYTES_MIN)
+        elif self.budget.room_bytes() < 0 and self._bytes > self._share_bytes():
+            self._shrink(limits.resident_max, self._share_bytes())
+
+    def _share_bytes(self) -> int:
+        """What may stay in memory when the budget is overdrawn: the queue's minimum, less what its other parts have."""
+        return max(0, RESIDENT_BYTES_MIN - (self.budget.used_bytes - self._bytes))
 
     def _place(self, entries: Sequence[Entry]) -> None:
         """Put every entry where its key says."""
@@ -253,7 +266,7 @@ class PagingQueue:
     def forget(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
             if self._cursor is None or entry.key < self._cursor or self._in_heap(entry):
-                self._gone.add(entry.key)
+                self._gone |= {entry.key}
 
     def _in_heap(self, entry: Entry) -> bool:
         """A transient message above the cursor is on disk, or in the heap when the disk did not take it."""
@@ -263,7 +276,7 @@ class PagingQueue:
         self._charge(-self._bytes)
         self._window.clear()
         self._returned.clear()
-        self._gone.clear()
+        self._gone = NOTHING
         self._cursor = None
 
     def shrink(self) -> None:
@@ -312,6 +325,25 @@ class PagingQueue:
         if following is not None:
             self._place([following])
 
+    def take_turn(self, most: int) -> tuple[list[Entry], int, bool]:
+        """Fetch up to `most`; what they cost in memory, for the caller to charge, and whether there is more.
+
+        A queue of many fairness keys spends its time here, so the common case makes no call.
+        """
+        window = self._window
+        if not window or len(window) < most or self._returned or self._gone:
+            taken = self.fetch(most)
+            return taken, 0, len(taken) == most and self.head() is not None
+        if most == 1:
+            taken = [window.pop(0)]
+            cost_bytes = len(taken[0].row) + ENTRY_OVERHEAD_BYTES
+        else:
+            taken = window[:most]
+            del window[:most]
+            cost_bytes = sum([len(e.row) for e in taken]) + ENTRY_OVERHEAD_BYTES * most
+        self._bytes -= cost_bytes
+        return taken, cost_bytes, bool(window) or (self._cursor is not None and self.head() is not None)
+
     def is_empty(self) -> bool:
         return self.head() is None
 
@@ -348,7 +380,7 @@ class PagingQueue:
 
     def _charge(self, size_bytes: int) -> None:
         self._bytes += size_bytes
-        self.budget.used_bytes += size_bytes
+        self.budget.charge(size_bytes)
 
     def _rows(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Rows on disk from `start` to the end of the sub-queue, persistent and spilled ones in one order."""
@@ -370,16 +402,19 @@ class PagingQueue:
 
     def _read_ahead(self, wanted: int) -> bool:
         """Fill the window from disk; False if there is nothing more."""
+        if self._cursor is None:
+            return False
         limits = self._limits
         count_max = min(max(limits.read_ahead, wanted), limits.resident_max)
-        bytes_max = min(limits.read_ahead_bytes, max(RESIDENT_BYTES_MIN, self.budget.room_bytes()))
+        bytes_max = min(limits.read_ahead_bytes, max(1, self._share_bytes(), self.budget.room_bytes()))
+        chunk_max = READ_CHUNK if bytes_max > 1 else wanted
         while self._cursor is not None:
             rows: list[tuple[bytes, bytes]] = []
             size_bytes = 0
             scan = self._rows(self._cursor)
             cursor = self._cursor
             while len(rows) < count_max and size_bytes < bytes_max:
-                asked = min(READ_CHUNK, count_max - len(rows))
+                asked = min(chunk_max, count_max - len(rows))
                 chunk = list(islice(scan, asked))
                 rows += chunk
                 size_bytes += sum([len(row) for _, row in chunk]) + ENTRY_OVERHEAD_BYTES * len(chunk)
@@ -442,7 +477,7 @@ class PagingQueue:
         while self._window and self._window[-1].key >= cursor:
             entry = self._window.pop()
             self._charge(-entry.cost_bytes())
-            self._gone.discard(entry.key)
+            self._gone -= {entry.key}
             assert not entry.flags & TRANSIENT or entry.flags & SPILLED, "the window is let go from its end"
         staying: list[tuple[bytes, Entry]] = []
         for key, entry in self._returned:
@@ -450,13 +485,13 @@ class PagingQueue:
                 staying.append((key, entry))
             else:
                 self._charge(-entry.cost_bytes())
-                self._gone.discard(key)
+                self._gone -= {key}
         self._returned = staying
         heapify(self._returned)
 
     def _took_gone(self, entry: Entry) -> bool:
         if entry.key in self._gone:
-            self._gone.discard(entry.key)
+            self._gone -= {entry.key}
             return True
         return False
 

@@ -564,10 +564,12 @@ class QueuePlane:
         over_budget = self._shared.budget.room_bytes() < 0
         if len(self._loaded) <= self._loaded_max and not over_budget:
             return
+        latest = next(reversed(self._loaded), None)
         for name in list(islice(self._loaded, EVICT_LOOK_MAX)):
             queue = self._loaded[name]
-            if over_budget:
+            if over_budget and queue.account.used_bytes and name != latest:
                 queue.backing.shrink()
+                over_budget = self._shared.budget.room_bytes() < 0
             if len(self._loaded) > self._loaded_max:
                 if queue.stats.transient or len(queue.leases) or name in self._waiters:
                     self._loaded.move_to_end(name)
@@ -624,13 +626,14 @@ class QueuePlane:
 
     def _assemble(self, config: QueueConfig, stats: QueueStats, leases: Leases) -> Queue:
         shared, name = self._shared, config.name
+        account = shared.budget.account()
         discover = None if stats.messages == 0 else lambda: sub_queues_on_disk(self._store, name)
 
         def fair(discover: Callable[[], Iterator[tuple[str, bytes]]] | None = None) -> FairQueue:
-            return FairQueue(self._store, name, shared.budget, shared.paging, leases, discover)
+            return FairQueue(self._store, name, account, shared.paging, leases, discover)
 
         backing: BackingQueue = PriorityQueue(name, fair, discover) if config.priorities_max else fair(discover)
-        return Queue(shared, config, stats, leases, backing, self._clock_ns())
+        return Queue(shared, config, stats, leases, backing, account, self._clock_ns())
 
     def _make(self, change: Change, config: QueueConfig) -> Queue:
         """Make a queue in a change."""

@@ -37,7 +37,7 @@ class PriorityQueue:
         self._discover = discover
         self._levels: dict[int, FairQueue] = {}
 
-    def publish(self, change: Change, entries: Sequence[Entry]) -> None:
+    def publish(self, change: Change, entries: Sequence[Entry], sub: str | None = None) -> None:
         put_rows(change, entries)
         change.after(lambda: self._append(entries))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from basaltmq.errors import InvalidArgumentError, LimitExceededError
 from basaltmq.ids import Ids
@@ -78,12 +78,25 @@ class Shared:
         return self.last_place_ns
 
 
+class Made(NamedTuple):
+    """Messages that are ready to be let in."""
+
+    ids: list[bytes]
+    """Of all drafts, in their order."""
+    entries: list[Entry]
+    delayed: list[tuple[Entry, int]]
+    """Those that wait, and until when."""
+    sub: str | None
+    """The sub-queue all entries are of, where that is known."""
+
+
 class Queue:
     """A queue that is loaded."""
 
     __slots__ = (
         "_default_prefix",
         "_stats_key",
+        "account",
         "backing",
         "config",
         "delayed_from_ns",
@@ -98,8 +111,16 @@ class Queue:
     )
 
     def __init__(
-        self, shared: Shared, config: QueueConfig, stats: QueueStats, leases: Leases, backing: BackingQueue, now_ns: int
+        self,
+        shared: Shared,
+        config: QueueConfig,
+        stats: QueueStats,
+        leases: Leases,
+        backing: BackingQueue,
+        account: MemoryBudget,
+        now_ns: int,
     ) -> None:
+        self.account = account
         self.shared = shared
         self.config = config
         self.name = config.name
@@ -159,11 +180,11 @@ class Queue:
     def _enqueue(self, change: Change, drafts: Sequence[Draft | bytes], body_id: bytes) -> list[bytes]:
         if self.config.on_enqueue_script is not None:
             drafts = self.shared.on_enqueue(self, drafts)
-        ids, entries, delayed = self.make(change, drafts, body_id)
+        ids, entries, delayed, sub = self.make(change, drafts, body_id)
         self.stats.enqueued += len(ids)
         if self.config.length_max is not None or self.config.bytes_max is not None:
             entries = limits.let_in(self, change, entries)
-        self.admit(change, entries)
+        self.admit(change, entries, sub)
         if delayed:
             delay(self, change, delayed)
         return ids
@@ -172,7 +193,7 @@ class Queue:
         self, change: Change, drafts: Sequence[Draft | bytes], consumer: str, visibility_ms: int | None = None
     ) -> list[Delivery]:
         """Hand messages straight to a consumer: they are leased in the change that brings them in."""
-        _, entries, delayed = self.make(change, drafts)
+        _, entries, delayed, _ = self.make(change, drafts)
         if delayed:
             raise InvalidArgumentError("a delayed message cannot be delivered at once")
         self.touch(change)
@@ -182,23 +203,21 @@ class Queue:
         change.fresh.update(e.key for e in entries)
         return self._hand_out(change, entries, consumer, visibility_ms)
 
-    def admit(self, change: Change, entries: Sequence[Entry]) -> None:
+    def admit(self, change: Change, entries: Sequence[Entry], sub: str | None = None) -> None:
         """Let messages in that are complete: published, returned from a delay, dead-lettered, moved."""
         self.count(entries, 1)
-        self.backing.publish(change, entries)
+        self.backing.publish(change, entries, sub)
         change.after(lambda: self.shared.wake(self.name))
 
-    def make(
-        self, change: Change, drafts: Sequence[Draft | bytes], body_id: bytes = rows.NO_BODY
-    ) -> tuple[list[bytes], list[Entry], list[tuple[Entry, int]]]:
-        """Ids and entries of drafts with all their rows but the message's own, and those to be delayed until when."""
+    def make(self, change: Change, drafts: Sequence[Draft | bytes], body_id: bytes = rows.NO_BODY) -> Made:
+        """Messages of drafts with all their rows but the message's own."""
         if len(drafts) > ENQUEUE_MAX:
             raise LimitExceededError(f"{len(drafts)} messages in one call: at most {ENQUEUE_MAX}")
         ids = self.shared.ids.many(len(drafts))
         place_ns = self.shared.place_ns(change.now_ns)
         entries = self._make_plain(change, drafts, ids, place_ns)
         if entries is not None:
-            return ids, entries, []
+            return Made(ids, entries, [], FAIRNESS_KEY_DEFAULT)
         entries = []
         delayed: list[tuple[Entry, int]] = []
         for draft, message_id in zip(drafts, ids, strict=True):
@@ -211,7 +230,7 @@ class Queue:
                 delayed.append((entry, change.now_ns + draft.delay_ms * MS))
             else:
                 entries.append(entry)
-        return ids, entries, delayed
+        return Made(ids, entries, delayed, None)
 
     def _make_plain(
         self, change: Change, drafts: Sequence[Draft | bytes], ids: list[bytes], place_ns: int
