@@ -1,0 +1,237 @@
+"""What a child does to queues until it is killed, and what the parent expects of those that come after it."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+from tests.crash.harness import ERROR, Child, Emit
+
+from basaltmq.queues.backing import APART
+from basaltmq.queues.config import QueueConfig
+from basaltmq.queues.draft import Draft
+from basaltmq.queues.plane import QueuePlane
+from basaltmq.queues.rows import read_entry
+from basaltmq.store.commit import GroupCommit
+from basaltmq.store.families import Family
+from basaltmq.store.keys import lp, message_of, prefix_range
+from basaltmq.store.open import open_store
+from basaltmq.store.rocks import RocksStore
+
+QUEUES = ("a", "b")
+ALL = (*QUEUES, "dead")
+KEPT = {Family.VERSION, Family.QUEUES, Family.QUEUE_STATS, Family.TIMERS, Family.DEDUP, Family.DEDUP_EXPIRY}
+
+
+class Expectation:
+    """What was said, and what follows from it. Labels are `queue:number`, unique over all children."""
+
+    def __init__(self, *, acks_last: bool) -> None:
+        self.acks_last = acks_last
+        """An ack that returned outlives what is done to the child."""
+        self.tried: set[str] = set()
+        self.confirmed: set[str] = set()
+        self.acking: set[str] = set()
+        self.acked: set[str] = set()
+        self.found: list[str] = []
+        self.opened = 0
+
+    def hear(self, line: str) -> None:
+        word, *labels = line.split(" ")
+        if word == "opened":
+            self.opened += 1
+        elif word == "found":
+            self.found += labels
+        else:
+            known = {"try": self.tried, "confirmed": self.confirmed, "acking": self.acking, "acked": self.acked}[word]
+            known.update(labels)
+
+    def check(self) -> None:
+        found = set(self.found)
+        assert len(found) == len(self.found), "a message is there twice"
+        assert not self.confirmed - self.acking - found, "confirmed, not acked, and gone"
+        assert found <= self.tried
+        if self.acks_last:
+            assert not found & self.acked, "acked, and there again"
+
+
+def open_plane(path: str) -> tuple[RocksStore, GroupCommit, QueuePlane]:
+    store = open_store(Path(path))
+    commit = GroupCommit(store)
+    plane = QueuePlane(store, commit)
+    for name in QUEUES:
+        if name not in {config.name for config in plane.configs()}:
+            plane.create(
+                QueueConfig(
+                    name=name,
+                    attempts_max=3,
+                    dead_letter_queue="dead",
+                    visibility_timeout_ms=150,
+                    dedup_window_ms=60_000,
+                )
+            )
+    return store, commit, plane
+
+
+def check_counts(store: RocksStore, plane: QueuePlane) -> None:
+    """The counts are those of the rows, and every body has a message and every message its body."""
+    wanted: set[bytes] = set()
+    for name in [config.name for config in plane.configs()]:
+        stats = plane.stats(name)
+        for family, count, size in (
+            (Family.MESSAGES, "messages", "size_bytes"),
+            (Family.DELAYED, "delayed", "delayed_bytes"),
+        ):
+            rows = [
+                read_entry(key if family is Family.MESSAGES else message_of(key)[0], row)
+                for key, row in store.scan(family, *prefix_range(lp(name)))
+            ]
+            assert stats[count] == len(rows), (name, count, stats[count], len(rows))
+            assert stats[size] == sum(entry.size_bytes for entry in rows)
+            wanted |= {entry.row[2:18] for entry in rows if entry.flags & APART}
+    assert {key for key, _ in store.scan(Family.BODIES)} == wanted
+
+
+def run(emit: Emit, path: str, seed: int) -> None:
+    """Work until killed."""
+    rng = random.Random(seed)
+    store, _, plane = open_plane(path)
+    check_counts(store, plane)
+    emit("opened")
+    number = 0
+    while True:
+        number += 1
+        queue = rng.choice(QUEUES)
+        plane.run_due()
+        act = rng.random()
+        if act < 0.35:
+            publish(emit, plane, rng, queue, f"{seed}.{number}")
+        elif act < 0.45:
+            fan_out(emit, plane, f"{seed}.{number}")
+        elif act < 0.5:
+            plane.redrive("dead", count=3, rate_per_s=rng.choice([None, 100]))
+        elif act < 0.52:
+            temporary(plane)
+        else:
+            consume(emit, plane, rng, rng.choice(ALL))
+
+
+def publish(emit: Emit, plane: QueuePlane, rng: random.Random, queue: str, stem: str) -> None:
+    labels = [f"{queue}:{stem}.{n}" for n in range(rng.randint(1, 8))]
+    emit(" ".join(["try", *labels]))
+    drafts: list[Draft | bytes] = []
+    for label in labels:
+        body = label.encode() + b" " * rng.choice([1, 100, 6000])
+        drafts.append(
+            body
+            if rng.random() < 0.4
+            else Draft(
+                payload=body,
+                fairness_key=rng.choice("xyz"),
+                delay_ms=rng.choice([0, 0, 20]),
+                dedup_id=label.encode(),
+            )
+        )
+    plane.enqueue(queue, drafts)
+    emit(" ".join(["confirmed", *labels]))
+
+
+def fan_out(emit: Emit, plane: QueuePlane, stem: str) -> None:
+    # Both copies have one body, so the label is told apart by where it is found.
+    labels = [f"{queue}:both.{stem}" for queue in QUEUES]
+    emit(" ".join(["try", *labels]))
+    plane.publish(QUEUES, b"both." + stem.encode() + b" " * 3000)
+    emit(" ".join(["confirmed", *labels]))
+
+
+def temporary(plane: QueuePlane) -> None:
+    """A queue that comes and goes with everything in it."""
+    name = "temporary"
+    if name in {config.name for config in plane.configs()}:
+        plane.delete(name)
+    plane.create(QueueConfig(name=name))
+    assert plane.stats(name)["messages"] == 0
+    plane.enqueue(name, [b"x" * 7000, b"y", Draft(payload=b"z" * 7000, delay_ms=10_000)])
+    plane.lease(name)
+    plane.delete(name)
+
+
+def consume(emit: Emit, plane: QueuePlane, rng: random.Random, queue: str) -> None:
+    held = plane.lease(queue, rng.randint(1, 6), consumer="worker")
+    if not held:
+        return
+    token = held[0].token
+    some = rng.sample(held, rng.randint(1, len(held)))
+    ids = [delivery.id for delivery in some]
+    act = rng.random()
+    if act < 0.5:
+        # A copy of a fanned-out message is settled in its own queue only: elsewhere nobody can tell which copy it is.
+        mine = [d for d in some if not d.payload.startswith(b"both.") or queue in QUEUES]
+        labels = [label_of(queue, delivery.payload) for delivery in mine]
+        if mine:
+            emit(" ".join(["acking", *labels]))
+            plane.ack(queue, token, [delivery.id for delivery in mine])
+            emit(" ".join(["acked", *labels]))
+    elif act < 0.7:
+        plane.nack(queue, token, ids, error="no", delay_ms=rng.choice([0, 10]))
+    elif act < 0.8:
+        plane.release(queue, token, ids)
+    elif act < 0.85:
+        plane.extend(queue, token, 300, ids)
+
+
+def label_of(queue: str, payload: bytes) -> str:
+    text = payload.decode().rstrip()
+    return f"{queue}:{text}" if text.startswith("both.") else text
+
+
+def check(emit: Emit, path: str) -> None:
+    """Drain everything; what was found, and that nothing is left."""
+    store, commit, plane = open_plane(path)
+    check_counts(store, plane)
+    if "temporary" in {config.name for config in plane.configs()}:
+        plane.delete("temporary")
+    for name in ALL:
+        for call in plane._queue(name).leases.calls():
+            plane.release(name, call.token)
+    far_ns = 2**63
+    for name in ALL:
+        while (deadline := plane.run_due(far_ns)) is not None and deadline <= far_ns:
+            pass
+        while held := plane.lease(name, 50):
+            labels = []
+            for delivery in held:
+                label = label_of(name, delivery.payload)
+                history = delivery.message().headers.get("x-first-death-queue")
+                labels.append(label.replace("dead:", f"{history}:", 1) if history and name == "dead" else label)
+            emit(" ".join(["found", *labels]))
+            plane.ack(name, held[0].token)
+    left = [(f.label, key) for f in Family if f not in KEPT for key, _ in store.scan(f)]
+    assert left == [], left[:5]
+    plane.close()
+    commit.close()
+    store.close()
+
+
+def ride(child: Child, expectation: Expectation, rng: random.Random) -> None:
+    """Listen to a child and kill it while it opens or works."""
+    early = rng.random() < 0.15
+    killer = threading.Timer(rng.random() * 0.5, child.kill)
+    if early:
+        killer.start()
+    said: list[str] = []
+    try:
+        for line in child.lines(timeout_s=60):
+            if said or line == ERROR:
+                said.append(line)
+                continue
+            expectation.hear(line)
+            if line == "opened" and not early:
+                killer.start()
+    finally:
+        if killer.ident is not None:
+            killer.join()
+        child.kill()
+        child.close()
+    assert not said, "\n".join(said)

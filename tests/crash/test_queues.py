@@ -1,0 +1,54 @@
+"""Queues after kill -9 and power loss: confirmed is there once, counts are exact, nothing is left behind."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from tests.crash.harness import Forge, PowerLoss, Tails, remove
+from tests.crash.queue_workload import Expectation, ride
+
+KILLS = 20
+LOSSES = 6
+
+
+@pytest.mark.spec("C6", "C7", "C8", "C9", "C13", "E3", "E4", "E10")
+@pytest.mark.promise("P1", "P2", "P4", "P10")
+def test_after_kill_9_confirmed_is_delivered_once_and_counts_are_exact(forge: Forge, tmp_path: Path) -> None:
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    path, expectation = tmp_path / "store", Expectation(acks_last=True)
+    for _ in range(KILLS):
+        ride(forge.start("tests.crash.queue_workload:run", str(path), rng.getrandbits(32)), expectation, rng)
+    for line in forge.run("tests.crash.queue_workload:check", str(path)):
+        expectation.hear(line)
+    expectation.check()
+    assert expectation.opened > KILLS // 3
+    assert len(expectation.confirmed) > KILLS
+
+
+@pytest.mark.spec("C6", "E10")
+@pytest.mark.promise("P1", "P2")
+@pytest.mark.parametrize("tails", [Tails.CUT, Tails.TORN])
+def test_after_power_loss_confirmed_is_delivered_once_and_counts_are_exact(
+    forge: Forge, tmp_path: Path, tails: Tails
+) -> None:
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    path, expectation = tmp_path / "store-0", Expectation(acks_last=False)
+    for number in range(LOSSES):
+        disk = PowerLoss(path, tmp_path / f"disk-{number}")
+        child = forge.start("tests.crash.queue_workload:run", str(path), rng.getrandbits(32), shim=disk.shim())
+        ride(child, expectation, rng)
+        left = tmp_path / f"store-{number + 1}"
+        disk.play(left, tails, rng)
+        remove(path)
+        remove(tmp_path / f"disk-{number}")
+        path = left
+    for line in forge.run("tests.crash.queue_workload:check", str(path)):
+        expectation.hear(line)
+    expectation.check()
+    assert expectation.opened > 1
