@@ -36,10 +36,12 @@ class _Layers:
         mark = self._upper.get(family, key)
         if mark is None:
             return self._lower.get(family, key)
-        return mark[1:] if mark[:1] == _PRESENT else None
+        return _shown(mark)
 
     def get_many(self, family: Family, keys: Sequence[bytes]) -> list[bytes | None]:
-        return [self.get(family, key) for key in keys]
+        marks = self._upper.get_many(family, keys)
+        below = iter(self._lower.get_many(family, [key for key, mark in zip(keys, marks, strict=True) if mark is None]))
+        return [next(below) if mark is None else _shown(mark) for mark in marks]
 
     def scan(
         self, family: Family, start: bytes = b"", end: bytes | None = None, *, reverse: bool = False
@@ -67,6 +69,10 @@ def _merged(
                 yield key, value[1:]
         elif key != decided:
             yield key, value
+
+
+def _shown(mark: bytes) -> bytes | None:
+    return mark[1:] if mark[:1] == _PRESENT else None
 
 
 class OverlayStore(_Layers):
@@ -99,9 +105,10 @@ class OverlayStore(_Layers):
 
     def sync(self) -> None:
         """Nothing here is ever durable."""
+        self._marks.sync()
 
     def size_bytes(self) -> int:
-        return self._base.size_bytes()
+        return self._base.size_bytes() + self._marks.size_bytes()
 
     def poison(self, error: BaseException) -> None:
         self._marks.poison(error)
@@ -122,6 +129,7 @@ class OverlayStore(_Layers):
 
     def flush(self, family: Family | None = None, *, wait: bool = True) -> None:
         """There is nothing below to flush to."""
+        self._marks.flush()
 
     def compact(self, family: Family | None = None) -> None:
         raise _read_only()
