@@ -50,6 +50,7 @@ def expire(queue: Queue, change: Change, entries: list[Entry]) -> None:
 def expire_due(queue: Queue, change: Change) -> bool:
     """Let messages go whose time has come; True if there are more."""
     now_ns = change.now_ns
+    queue.settle_down(now_ns)
     head = queue.backing.fetchwhile(
         lambda e: bool(e.expires_ns) and e.expires_ns <= now_ns, EXPIRE_MAX, sub=FAIRNESS_KEY_DEFAULT
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from basaltmq.queues.advice import on_failure
 from basaltmq.queues.backing import SPILLED, TRANSIENT, Entry
 from basaltmq.queues.change import Change
 from basaltmq.queues.dead_letters import ATTEMPTS, LAST_ERROR, REJECTED, bury
@@ -56,7 +57,7 @@ def fail(
         message.attempts = min(message.attempts + 1, _ATTEMPTS_MAX)
         if kept_error:
             message.headers[LAST_ERROR] = kept_error
-    verdicts = queue.shared.on_failure(queue, messages, kept_error)
+    verdicts = on_failure(queue, messages, kept_error)
     for entry, message, (is_dead, script_delay_ms) in zip(entries, messages, verdicts, strict=True):
         entry.row = queue.reseal(entry, message)
         wait_ms = delay_ms if script_delay_ms is None else script_delay_ms

@@ -56,7 +56,18 @@ def sub_queues_on_disk(store: Store, queue: str) -> Iterator[tuple[str, bytes]]:
 class FairQueue:
     """Messages of several fairness keys, taken by weighted turns."""
 
-    __slots__ = ("_budget", "_discover", "_head", "_leased", "_limits", "_queue", "_scheduler", "_store", "_subs")
+    __slots__ = (
+        "_blocked",
+        "_budget",
+        "_discover",
+        "_head",
+        "_leased",
+        "_limits",
+        "_queue",
+        "_scheduler",
+        "_store",
+        "_subs",
+    )
 
     def __init__(
         self,
@@ -76,6 +87,7 @@ class FairQueue:
         self._leased = leased
         self._subs: dict[str, PagingQueue] = {}
         self._scheduler = FairScheduler()
+        self._blocked: set[str] = set()
         self._discover = discover
 
     def publish(self, change: Change, entries: Sequence[Entry], sub: str | None = None) -> None:
@@ -94,11 +106,15 @@ class FairQueue:
             weight = weight_of(group[-1].row)
             self._sub(name).append(group)
             self._scheduler.ready(name, weight)
+            if name in self._blocked:
+                self._scheduler.block(name)
 
     def put_back(self, entries: Sequence[Entry]) -> None:
         for sub, group in self._by_sub(entries):
             self._sub(sub).put_back(group)
             self._scheduler.ready(sub)
+            if sub in self._blocked:
+                self._scheduler.block(sub)
 
     def requeue(self, change: Change, entries: Sequence[Entry]) -> None:
         change.after(lambda: self.put_back(entries))
@@ -149,7 +165,7 @@ class FairQueue:
 
     def fetch(self, count: int) -> list[Entry]:
         self._known()
-        if len(self._subs) == 1:
+        if len(self._subs) == 1 and not self._blocked:
             sub, only = next(iter(self._subs.items()))
             taken = only.fetch(count)
             if len(taken) < count:
@@ -218,6 +234,16 @@ class FairQueue:
             queue.purge()
             self._lose(sub)
         self._discover = None
+
+    def block(self, sub: str) -> None:
+        self._blocked.add(sub)
+        self._scheduler.block(sub)
+
+    def unblock(self, sub: str) -> None:
+        if sub in self._blocked:
+            self._blocked.discard(sub)
+            if sub in self._subs:
+                self._scheduler.ready(sub)
 
     def shrink(self) -> None:
         for queue in self._subs.values():

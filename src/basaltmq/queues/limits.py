@@ -54,6 +54,7 @@ def _is_over(queue: Queue, count: int, size_bytes: int) -> bool:
 
 def _drop(queue: Queue, change: Change, count: int, size_bytes: int, incoming: list[Entry]) -> list[Entry]:
     """Drop from the head, then from what comes in, until the limits hold."""
+    queue.settle_down(change.now_ns)
     dropped: list[Entry] = []
     while _is_over(queue, count, size_bytes):
         excess = 1 if queue.config.length_max is None else max(1, count - queue.config.length_max)
@@ -81,6 +82,7 @@ def bring_back(queue: Queue, change: Change) -> bool:
     """Bring a queue that drops its head back to its limits; True if it is not there yet."""
     if queue.config.overflow is not Overflow.DROP_HEAD or not _is_over(queue, len(queue), queue.ready_bytes()):
         return False
+    queue.settle_down(change.now_ns)
     count, size_bytes = len(queue), queue.ready_bytes()
     dropped: list[Entry] = []
     while _is_over(queue, count, size_bytes) and len(dropped) < DROP_MAX:

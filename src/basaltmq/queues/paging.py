@@ -279,6 +279,12 @@ class PagingQueue:
         self._gone = NOTHING
         self._cursor = None
 
+    def block(self, sub: str) -> None:
+        raise AssertionError("a queue of one sub-queue is blocked by not asking it")
+
+    def unblock(self, sub: str) -> None:
+        raise AssertionError("a queue of one sub-queue is blocked by not asking it")
+
     def shrink(self) -> None:
         self._shrink(0, 0)
 

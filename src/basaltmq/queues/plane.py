@@ -43,14 +43,17 @@ from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.failures import expire_lease, fail
 from basaltmq.queues.fair import FairQueue, sub_queues_on_disk
+from basaltmq.queues.hooks import HookCounters, QueueHooks
 from basaltmq.queues.leases import LeaseExpiry, Leases, Tokens
 from basaltmq.queues.message import Message
 from basaltmq.queues.paging import MemoryBudget, PagingLimits
 from basaltmq.queues.priority import PriorityQueue
 from basaltmq.queues.queue import MS, Queue, Shared, check_visibility
 from basaltmq.queues.redrive import PAGE, DueNs, Page, Wanted, move_page, origin_of
+from basaltmq.queues.runtime_config import THROTTLE_PREFIX, RuntimeConfig, Setting, SettingsPage
 from basaltmq.queues.stats import QueueStats
 from basaltmq.queues.storage import StoreStorage
+from basaltmq.queues.throttle import Limit
 from basaltmq.queues.timers import Timer, Timers
 from basaltmq.queues.waiters import Waiter, Waiters
 from basaltmq.store.api import Store
@@ -88,8 +91,9 @@ class QueuePlane:
         loaded_max: int = LOADED_MAX,
         on_deadline: Callable[[], None] | None = None,
     ) -> None:
-        StoreStorage.open(store)
+        storage = StoreStorage.open(store)
         _wipe_transient(store)
+        self._settings = RuntimeConfig(storage)
         self._store = store
         self._commit = commit
         self._clock_ns = clock_ns
@@ -115,16 +119,59 @@ class QueuePlane:
             wake=self._wake,
             find=self._find_or_make,
             check_limits=self._note_over_limit,
-            on_enqueue=lambda queue, drafts: drafts,
-            on_failure=lambda queue, messages, error: [(False, None)] * len(messages),
             budget=budget or MemoryBudget(),
             paging=paging or PagingLimits(),
         )
+
+        self.bad_settings: list[str] = []
+        """Throttles found at open that cannot be read, each with its reason."""
+        for key, limit in self._settings.throttles(self.bad_settings.append):
+            self._set_throttle(key, limit)
+        self._settings.watch(THROTTLE_PREFIX, self._throttle_changed)
+
+    def set_setting(self, key: str, value: str, *, secret: bool = False) -> Setting:
+        """Set a runtime setting: a throttle (`throttle.<key>` = rate,burst), or something scripts read."""
+        with self._lock:
+            self._require_open()
+            setting = self._settings.set(key, value, secret=secret)
+        self._sync()
+        return setting
+
+    def delete_setting(self, key: str) -> bool:
+        with self._lock:
+            self._require_open()
+            existed = self._settings.delete(key)
+        self._sync()
+        return existed
+
+    def settings(self, prefix: str = "", *, limit: int = 1000, after: str | None = None) -> SettingsPage:
+        """Runtime settings as they may be shown."""
+        with self._lock:
+            self._require_open()
+            return self._settings.list(prefix, limit=limit, after=after)
+
+    def _throttle_changed(self, name: str, value: str | None) -> None:
+        key = name.removeprefix(THROTTLE_PREFIX)
+        if value is None:
+            self._shared.buckets.remove_limit(key)
+            self._shared.throttles.discard(key)
+        else:
+            self._set_throttle(key, Limit.parse(value))
+        now_ns = self._clock_ns()
+        for queue in self._loaded.values():
+            if queue.throttling is not None:
+                queue.throttling.limit_changed(key, now_ns)
+        self._tell_deadline()
+
+    def _set_throttle(self, key: str, limit: Limit) -> None:
+        self._shared.buckets.set_limit(key, limit, self._clock_ns())
+        self._shared.throttles.add(key)
 
     def create(self, config: QueueConfig) -> None:
         """Make a queue, and the dead-letter queue it names if that is missing, in one batch. Durable on return."""
 
         def make(change: Change) -> None:
+            self._hooks(config)
             if self._config(config.name) is not None:
                 raise QueueExistsError(f"queue {config.name!r} exists; delete it first, or use another name")
             self._make(change, config)
@@ -140,6 +187,7 @@ class QueuePlane:
 
         def change_it(change: Change) -> None:
             queue = self._queue(config.name)
+            hooks = self._hooks(config)
             if bool(queue.config.priorities_max) != bool(config.priorities_max) and queue.stats.depth():
                 raise InvalidConfigError(
                     f"queue {config.name!r} has messages; priorities can be turned on or off only while it is empty"
@@ -147,7 +195,7 @@ class QueuePlane:
             change.batch.put(Family.QUEUES, queue_key(config.name), encode_config(config))
             self._arm_unused(change, config)
             if bool(queue.config.priorities_max) == bool(config.priorities_max):
-                change.after(lambda: setattr(queue, "config", config))
+                change.after(lambda: queue.configure(config, hooks))
             else:
                 change.after(lambda: self._unload(config.name))
 
@@ -191,6 +239,15 @@ class QueuePlane:
             counts["ready_bytes"] = queue.ready_bytes()
             counts["leased"] = len(queue.leases)
             return counts
+
+    def script_counters(self, name: str) -> dict[str, HookCounters]:
+        """How the queue's scripts fare."""
+        with self._lock:
+            hooks = self._queue(name).hooks
+            if hooks is None:
+                return {}
+            named = {"on_enqueue": hooks.on_enqueue, "on_failure": hooks.on_failure}
+            return {event: hook.counters for event, hook in named.items() if hook is not None}
 
     @contextmanager
     def change(self) -> Iterator[None]:
@@ -265,6 +322,7 @@ class QueuePlane:
                     return deliveries
                 waiter = Waiter()
                 number = self._waiters.add(name, waiter.wake)
+                self._tell_deadline()
             woken = waiter.wait(left_s)
             if not woken:
                 with self._lock:
@@ -273,10 +331,11 @@ class QueuePlane:
     def on_ready(self, name: str, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` once when the queue may have something ready, at once if it has; returns how to stop waiting."""
         with self._lock:
-            if len(self._queue(name)):
+            if self._queue(name).may_have_something(self._clock_ns()):
                 wake()
                 return lambda: None
             number = self._waiters.add(name, wake)
+            self._tell_deadline()
 
         def stop() -> None:
             with self._lock:
@@ -437,6 +496,7 @@ class QueuePlane:
                     raise
             for timer in self._shared.timers.due(now_ns, DUE_MAX):
                 self._serve(now_ns, timer)
+            self._wake_for_tokens(now_ns)
             self._promised_ns = self.deadline_ns()
             return self._promised_ns
 
@@ -445,7 +505,19 @@ class QueuePlane:
         if self._over_limit:
             return 0
         known = [self._shared.lease_expiry.deadline_ns(), self._shared.timers.deadline_ns()]
+        known += [self._token_ns(name) for name in self._waiters.queues()]
         return min((at for at in known if at is not None), default=None)
+
+    def _token_ns(self, name: str) -> int | None:
+        """When a token comes that a message waits for, in a queue where consumers wait."""
+        queue = self._loaded.get(name)
+        return None if queue is None or queue.throttling is None else queue.throttling.next_wake_ns()
+
+    def _wake_for_tokens(self, now_ns: int) -> None:
+        for name in self._waiters.queues():
+            at_ns = self._token_ns(name)
+            if at_ns is not None and at_ns <= now_ns:
+                self._wake(name)
 
     def _expire_lease(self, now_ns: int, name: str, token: int) -> None:
         if self._config(name) is None:
@@ -554,6 +626,9 @@ class QueuePlane:
                     self._over_limit[name] = None
                 self._write(change)
         self._evict()
+        self._tell_deadline()
+
+    def _tell_deadline(self) -> None:
         if self._on_deadline is not None:
             deadline = self.deadline_ns()
             if deadline is not None and (self._promised_ns is None or deadline < self._promised_ns):
@@ -580,6 +655,8 @@ class QueuePlane:
         queue = self._loaded.pop(name, None)
         if queue is not None:
             queue.backing.purge()
+            if queue.hooks is not None:
+                queue.hooks.release()
 
     def _sync(self) -> None:
         """Wait until what was written is durable; inside a change, at its end."""
@@ -633,7 +710,21 @@ class QueuePlane:
             return FairQueue(self._store, name, account, shared.paging, leases, discover)
 
         backing: BackingQueue = PriorityQueue(name, fair, discover) if config.priorities_max else fair(discover)
-        return Queue(shared, config, stats, leases, backing, account, self._clock_ns())
+        queue = Queue(shared, config, stats, leases, backing, account, self._clock_ns())
+        queue.hooks = self._hooks(config)
+        return queue
+
+    def _hooks(self, config: QueueConfig) -> QueueHooks | None:
+        """The scripts of a queue, compiled; ScriptError if they do not."""
+        if config.on_enqueue_script is None and config.on_failure_script is None:
+            return None
+        return QueueHooks(
+            config.name,
+            on_enqueue=config.on_enqueue_script,
+            on_failure=config.on_failure_script,
+            clock_ns=self._clock_ns,
+            read_state=self._settings.for_scripts,
+        )
 
     def _make(self, change: Change, config: QueueConfig) -> Queue:
         """Make a queue in a change."""

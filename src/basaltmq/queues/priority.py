@@ -123,6 +123,12 @@ class PriorityQueue:
             level.purge()
         self._discover = None
 
+    def block(self, sub: str) -> None:
+        self._level(split_sub_queue(sub)[0]).block(sub)
+
+    def unblock(self, sub: str) -> None:
+        self._level(split_sub_queue(sub)[0]).unblock(sub)
+
     def shrink(self) -> None:
         for level in self._levels.values():
             level.shrink()

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from basaltmq.errors import InvalidArgumentError, LimitExceededError
 from basaltmq.ids import Ids
-from basaltmq.queues import dedup, limits, rows
+from basaltmq.queues import advice, dedup, limits, rows
 from basaltmq.queues.backing import APART, SHARED, SPILLED, TIMED, TRANSIENT, BackingQueue, Entry
 from basaltmq.queues.change import Change
 from basaltmq.queues.config import DURATION_MS_MAX, QueueConfig
@@ -25,10 +25,13 @@ from basaltmq.queues.delays import delay
 from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft, to_message
 from basaltmq.queues.expiry import expire, watch
+from basaltmq.queues.hooks import QueueHooks
 from basaltmq.queues.leases import FOREVER, LEASE_MAX, LeaseCall, LeaseExpiry, Leases, Tokens
 from basaltmq.queues.message import Message, encode_row
 from basaltmq.queues.paging import MemoryBudget, PagingLimits
 from basaltmq.queues.stats import QueueStats
+from basaltmq.queues.throttle import TokenBuckets
+from basaltmq.queues.throttling import Throttling
 from basaltmq.queues.timers import Timers
 from basaltmq.store.api import Store
 from basaltmq.store.families import Family
@@ -64,10 +67,9 @@ class Shared:
     """The queue of this name, made in the change if it is missing: where dead letters go."""
     check_limits: Callable[[str], None]
     """The queue of this name got messages that its limits were not asked about."""
-    on_enqueue: Callable[[Queue, Sequence[Draft | bytes]], Sequence[Draft | bytes]]
-    """What the queue's script makes of drafts."""
-    on_failure: Callable[[Queue, list[Message], str], list[tuple[bool, int | None]]]
-    """For each failed message whether it is dead, and the delay of its retry where the queue's script says so."""
+    buckets: TokenBuckets = field(default_factory=TokenBuckets)
+    throttles: set[str] = field(default_factory=set)
+    """Throttle keys that have a limit."""
     budget: MemoryBudget = field(default_factory=MemoryBudget)
     paging: PagingLimits = field(default_factory=PagingLimits)
     last_place_ns: int = 0
@@ -101,13 +103,14 @@ class Queue:
         "config",
         "delayed_from_ns",
         "expiry_from_ns",
+        "hooks",
         "leases",
         "name",
         "prefix_bytes",
         "shared",
         "stats",
+        "throttling",
         "used_ns",
-        "waiting",
     )
 
     def __init__(
@@ -129,12 +132,18 @@ class Queue:
         self.backing = backing
         self.prefix_bytes = len(lp(config.name))
         self.used_ns = now_ns
-        self.waiting = 0
+        self.hooks: QueueHooks | None = None
+        self.throttling: Throttling | None = None
         self.delayed_from_ns = 0
         self.expiry_from_ns = 0
         priority = 0 if config.priorities_max else None
         self._default_prefix = rows.prefix_of(self.name, rows.sub_queue(FAIRNESS_KEY_DEFAULT, priority))
         self._stats_key = queue_stats_key(self.name)
+
+    def configure(self, config: QueueConfig, hooks: QueueHooks | None) -> None:
+        """Behave differently from here on."""
+        self.config = config
+        self.hooks = hooks
 
     def __len__(self) -> int:
         """Messages that are ready."""
@@ -179,7 +188,7 @@ class Queue:
 
     def _enqueue(self, change: Change, drafts: Sequence[Draft | bytes], body_id: bytes) -> list[bytes]:
         if self.config.on_enqueue_script is not None:
-            drafts = self.shared.on_enqueue(self, drafts)
+            drafts = advice.on_enqueue(self, drafts)
         ids, entries, delayed, sub = self.make(change, drafts, body_id)
         self.stats.enqueued += len(ids)
         if self.config.length_max is not None or self.config.bytes_max is not None:
@@ -316,18 +325,49 @@ class Queue:
     def take_ready(self, change: Change, count: int) -> list[Entry]:
         """Take up to `count` messages off the head that have not expired; they go back if the change fails."""
         ready: list[Entry] = []
-        now_ns = change.now_ns
+        throttling = self._throttling()
+        if throttling is not None:
+            # Those that come back are older than those parked in this change: all line up again.
+            change.undo(lambda: self.settle_down(change.now_ns))
+            ready = self._without_expired(change, throttling.woken(change, count))
         while len(ready) < count:
             fetched = self.backing.fetch(count - len(ready))
             if not fetched:
                 break
+            if throttling is not None:
+                fetched = throttling.admit(change, fetched)
             self._undo_fetch(change, fetched)
-            expired = [e for e in fetched if e.expires_ns and e.expires_ns <= now_ns]
-            if expired:
-                expire(self, change, expired)
-                fetched = [e for e in fetched if not e.expires_ns or e.expires_ns > now_ns]
-            ready += fetched
+            ready += self._without_expired(change, fetched)
         return ready
+
+    def _without_expired(self, change: Change, entries: list[Entry]) -> list[Entry]:
+        """Let those of the fetched messages go that have expired; the others."""
+        now_ns = change.now_ns
+        expired = [e for e in entries if e.expires_ns and e.expires_ns <= now_ns]
+        if not expired:
+            return entries
+        expire(self, change, expired)
+        return [e for e in entries if not e.expires_ns or e.expires_ns > now_ns]
+
+    def _throttling(self) -> Throttling | None:
+        """What holds throttled messages; there is none before the first throttle is set."""
+        if self.throttling is None and self.shared.throttles:
+            self.throttling = Throttling(self, self.shared.buckets)
+        return self.throttling
+
+    def may_have_something(self, now_ns: int) -> bool:
+        """Whether it is worth trying a lease: messages are ready, and those seen do not all wait for tokens."""
+        if len(self) == 0:
+            return False
+        if self.throttling is None or not len(self.throttling):
+            return True
+        token_ns = self.throttling.next_wake_ns()
+        return token_ns is not None and token_ns <= now_ns
+
+    def settle_down(self, now_ns: int) -> None:
+        """Have every waiting message in the backing queue, for whoever looks at the whole of it."""
+        if self.throttling is not None:
+            self.throttling.unpark(now_ns)
 
     def _undo_fetch(self, change: Change, fetched: list[Entry]) -> None:
         change.undo(lambda: self.backing.put_back(fetched))
@@ -538,6 +578,7 @@ class Queue:
 
     def browse(self, count: int, after: bytes = b"") -> list[Message]:
         """Ready messages in key order without changing anything; go on behind the last one's key."""
+        self.settle_down(self.used_ns)
         entries = self.backing.browse(after, count)
         apart = [e for e in entries if e.flags & APART]
         bodies = dict(zip([e.key for e in apart], self.shared.content.get_many(apart), strict=True))

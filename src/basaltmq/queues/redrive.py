@@ -51,6 +51,7 @@ def move_page(
     due_ns: DueNs | None = None,
 ) -> Page:
     """Move up to `count` messages of the page behind the key `after`."""
+    source.settle_down(change.now_ns)
     page = source.backing.browse(after, PAGE)
     groups: dict[Queue, list[tuple[Entry, Message]]] = {}
     moved = 0

@@ -41,6 +41,7 @@ BY_QUEUE: Final = (
 def purge(queue: Queue, change: Change) -> bool:
     """Delete what is ready, or a page of it; True when nothing is left."""
     queue.touch(change)
+    queue.settle_down(change.now_ns)
     if queue.stats.apart or len(queue.leases) >= RANGES_MAX or queue.stats.transient:
         taken = queue.backing.fetch(PAGE)
         change.undo(lambda: queue.backing.put_back(taken))
@@ -71,6 +72,7 @@ def _purge_ranges(queue: Queue, change: Change) -> None:
 
 def end_leases(queue: Queue, change: Change) -> None:
     """Every lease of the queue is over; its tokens are refused from here on."""
+    queue.settle_down(change.now_ns)
     queue.leases.delete_rows(change.batch)
     entries: list[Entry] = []
     for call in queue.leases.calls():

@@ -104,6 +104,19 @@ def open_row(key: bytes, row: bytes, body: bytes | None = None) -> Message:
     return message
 
 
+def throttle_keys_of(key: bytes, row: bytes) -> tuple[str, ...]:
+    """The throttle keys of a row; a row without labels is not taken apart."""
+    inner = unwrap(row)[0]
+    if not HEAD.unpack_from(inner)[6]:
+        return ()
+    return decode_row(key, inner).throttle_keys
+
+
+def sub_of(key: bytes, prefix_bytes: int) -> str:
+    """The sub-queue in a message's key; `prefix_bytes` is the length of lp(queue)."""
+    return key[prefix_bytes + 2 : -24].decode()
+
+
 def sub_queue(fairness_key: str, priority: int | None) -> str:
     """The sub-queue a message is kept in: its fairness key, behind its priority where the queue has priorities."""
     return fairness_key if priority is None else f"{priority:03d}|{fairness_key}"

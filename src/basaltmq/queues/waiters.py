@@ -49,6 +49,10 @@ class Waiters:
             if not waiting:
                 del self._by_queue[queue]
 
+    def queues(self) -> list[str]:
+        """Queues somebody waits at."""
+        return list(self._by_queue)
+
     def __contains__(self, queue: str) -> bool:
         return queue in self._by_queue
 
