@@ -1,38 +1,34 @@
-"""What `make run` starts: a store on disk that writes and reads messages durably in front of the user's eyes.
+"""What `make run` starts: a store on disk, a topic on it, and messages that go in and out before the user's eyes.
 
-It uses the store alone, as an embedded program would: batches, group commit, scans. Run again it finds what it left,
-and says so. The rows are kept in the `default` family, which no part of Basalt uses, so that nothing else in the store
-ever meets them.
+It is an embedded program as anybody would write it. Run again it finds what it left, and says so; the topic stays in
+the store, for the `basalt` command to look at.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+import basaltmq
+from basaltmq.embedded.database import Basalt
+from basaltmq.embedded.topic import EmbeddedTopic
 from basaltmq.errors import BasaltError
-from basaltmq.store.batch import Batch
-from basaltmq.store.commit import GroupCommit
-from basaltmq.store.families import Family
-from basaltmq.store.keys import message_key, message_prefix, prefix_range
-from basaltmq.store.open import open_store
-from basaltmq.store.rocks import RocksStore
 
-FAMILY: Final = Family.DEFAULT
-QUEUE: Final = "basalt-demo"
-PRODUCERS: Final = 64
-MESSAGES: Final = 20_000
+TOPIC: Final = "demo"
+GROUP: Final = "demo-readers"
+PARTITIONS: Final = 4
+PRODUCERS: Final = 4
+BATCH: Final = 100
+MESSAGES: Final = 200_000
 MESSAGES_MAX: Final = 10_000_000
 """A slip of the finger should not fill the disk."""
 
 TELL_EVERY_S: Final = 1.0
-TAKEN_PER_BATCH: Final = 500
 VALUE: Final = b"a message of the Basalt demo".ljust(256, b".")
 
 Say = Callable[[str], None]
@@ -40,85 +36,87 @@ INTERRUPTED: Final = 130
 
 
 class Producers:
-    """Publish from many coroutines at once, each waiting until its message is durable."""
+    """Threads that append in batches, each waiting until its batch is durable."""
 
-    def __init__(self, group: GroupCommit, say: Say) -> None:
-        self._group = group
+    def __init__(self, topic: EmbeddedTopic, say: Say) -> None:
+        self._topic = topic
         self._say = say
+        self._left = 0
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._failure: BasaltError | None = None
         self.confirmed = 0
 
-    async def publish(self, count: int) -> None:
-        even, rest = divmod(count, PRODUCERS)
-        telling = asyncio.ensure_future(self._tell())
+    def publish(self, count: int) -> None:
+        self._left = count
+        threads = [threading.Thread(target=self._produce, args=(number,)) for number in range(PRODUCERS)]
+        for thread in threads:
+            thread.start()
         try:
-            await asyncio.gather(*(self._producer(even + (1 if number < rest else 0)) for number in range(PRODUCERS)))
+            told = time.monotonic()
+            while any(thread.is_alive() for thread in threads):
+                threads[0].join(0.05)
+                if not threads[0].is_alive():
+                    threads = threads[1:] or threads
+                if time.monotonic() - told >= TELL_EVERY_S:
+                    told = time.monotonic()
+                    self._say(f"  ...        {self.confirmed:,} confirmed so far")
         finally:
-            telling.cancel()
+            self._stop.set()
+            for thread in threads:
+                thread.join()
+        if self._failure is not None:
+            raise self._failure
 
-    async def _producer(self, count: int) -> None:
-        for _ in range(count):
-            batch = Batch()
-            batch.put(FAMILY, message_key(QUEUE, "", time.time_ns(), os.urandom(16)), VALUE)
-            await self._group.commit_async(batch)
-            self.confirmed += 1
+    def _produce(self, number: int) -> None:
+        while not self._stop.is_set():
+            with self._lock:
+                take = min(BATCH, self._left)
+                self._left -= take
+            if not take:
+                return
+            try:
+                self._topic.append([VALUE] * take, partition=number % PARTITIONS)
+            except BasaltError as error:
+                self._failure = error
+                self._stop.set()
+                return
+            with self._lock:
+                self.confirmed += take
 
-    async def _tell(self) -> None:
-        while True:
-            await asyncio.sleep(TELL_EVERY_S)
-            self._say(f"  ...        {self.confirmed:,} confirmed so far")
 
-
-def count_messages(store: RocksStore) -> int:
-    return sum(1 for _ in store.scan(FAMILY, *prefix_range(message_prefix(QUEUE))))
-
-
-def consume(store: RocksStore, group: GroupCommit, count: int) -> int:
-    """Take the oldest messages off the queue, durably; how many there were."""
-    taken = 0
-    batch = Batch()
-    for key, _ in store.scan(FAMILY, *prefix_range(message_prefix(QUEUE))):
-        if taken == count:
-            break
-        batch.delete(FAMILY, key)
-        taken += 1
-        if len(batch) == TAKEN_PER_BATCH:
-            group.commit(batch)
-            batch = Batch()
-    if len(batch):
-        group.commit(batch)
-    return taken
+def count_messages(db: Basalt) -> int:
+    topic = db.topic(TOPIC, partitions=PARTITIONS)
+    return sum(topic.info(partition).records for partition in range(PARTITIONS))
 
 
 def run(data_dir: Path, messages: int, say: Say) -> None:
-    store = open_store(data_dir)
-    try:
-        say(f"Basalt demo: a store on RocksDB in {data_dir.resolve()}")
-        found = count_messages(store)
-        say(
-            f"  found      {found:,} messages of an earlier run"
-            if found
-            else "  found      nothing: this is the first run"
-        )
-        group = GroupCommit(store)
+    with basaltmq.open(data_dir) as db:
+        say(f"Basalt demo: a topic in a store in {data_dir.resolve()}")
+        found = count_messages(db)
+        say(f"  found      {found:,} messages of earlier runs" if found else "  found      nothing: the first run")
+        topic = db.topic(TOPIC)
+        producers = Producers(topic, say)
+        started = time.perf_counter()
         try:
-            producers = Producers(group, say)
-            started = time.perf_counter()
-            try:
-                asyncio.run(producers.publish(messages))
-            except KeyboardInterrupt:
-                say(f"Stopped after {producers.confirmed:,} confirmed messages; every one of them is in the store.")
-                raise
-            spent_s = time.perf_counter() - started
-            say(f"  published  {messages:,} messages, each durable before it was confirmed: {_rate(messages, spent_s)}")
-            started = time.perf_counter()
-            taken = consume(store, group, (found + messages) // 2)
-            say(f"  consumed   {taken:,} of them, oldest first: {_rate(taken, time.perf_counter() - started)}")
-        finally:
-            group.close()
-        say(f"  left       {count_messages(store):,} messages, {store.size_bytes() / (1 << 20):.1f} MiB")
-    finally:
-        store.close()
-    say("Try next: run it again and it finds them; kill it half way with kill -9, and what it confirmed is there.")
+            producers.publish(messages)
+        except KeyboardInterrupt:
+            say(f"Stopped after {producers.confirmed:,} confirmed messages; every one of them is in the store.")
+            raise
+        spent_s = time.perf_counter() - started
+        say(f"  published  {messages:,} messages of 256 bytes, confirmed once on the disk: {_rate(messages, spent_s)}")
+        started = time.perf_counter()
+        with topic.consume(GROUP, wait=0) as consumer:
+            read = sum(1 for _ in consumer)
+        say(f"  consumed   {read:,} as group {GROUP}: {_rate(read, time.perf_counter() - started)}")
+        lag = sum(each.lag for each in topic.lag(GROUP))
+        say(f"  kept       {count_messages(db):,} messages, lag of the group {lag:,}")
+    say("Try next:")
+    say(f"  .venv/bin/basalt --data-dir {data_dir} topic list")
+    say(f"  .venv/bin/basalt --data-dir {data_dir} topic read {TOPIC} --partition 0 --limit 3")
+    say(f"  .venv/bin/basalt --data-dir {data_dir} topic groups {GROUP}")
+    say(f"  .venv/bin/basalt --data-dir {data_dir} store verify")
+    say("  make run again, and kill -9 it half way: what it confirmed is there")
 
 
 def _rate(count: int, spent_s: float) -> str:

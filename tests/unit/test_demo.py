@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import basaltmq
 from basaltmq.demo import count_messages, main
-from basaltmq.store.open import open_store
 
 SOURCE = Path(__file__).parents[2] / "src"
 WAIT_S = 60
@@ -22,13 +22,13 @@ def test_a_second_run_finds_what_the_first_left(tmp_path: Path, capsys: pytest.C
     arguments = ["--data-dir", str(tmp_path / "data"), "--messages", "300"]
     assert main(arguments) == 0
     first = capsys.readouterr().out
-    assert "this is the first run" in first
+    assert "nothing: the first run" in first
     assert "published  300 messages" in first
-    assert "consumed   150 of them" in first
-    assert "left       150 messages" in first
+    assert "consumed   300 as group" in first
+    assert "kept       300 messages, lag of the group 0" in first
     assert str(tmp_path / "data") in first
     assert main(arguments) == 0
-    assert "found      150 messages of an earlier run" in capsys.readouterr().out
+    assert "found      300 messages of earlier runs" in capsys.readouterr().out
 
 
 def test_errors_are_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,7 +48,7 @@ def test_a_senseless_count_is_refused(count: str, capsys: pytest.CaptureFixture[
 @pytest.mark.promise("P1")
 def test_interrupted_it_says_so_and_leaves_a_store_that_opens(tmp_path: Path) -> None:
     child = subprocess.Popen(
-        [sys.executable, "-m", "basaltmq.demo", "--data-dir", str(tmp_path / "data"), "--messages", "1000000"],
+        [sys.executable, "-m", "basaltmq.demo", "--data-dir", str(tmp_path / "data"), "--messages", "5000000"],
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -64,6 +64,5 @@ def test_interrupted_it_says_so_and_leaves_a_store_that_opens(tmp_path: Path) ->
     stopped = re.search(r"Stopped after ([\d,]+) confirmed messages", said)
     assert stopped is not None, said
     confirmed = int(stopped.group(1).replace(",", ""))
-    store = open_store(tmp_path / "data")
-    assert 0 < confirmed <= count_messages(store)
-    store.close()
+    with basaltmq.open(tmp_path / "data", create=False) as db:
+        assert 0 < confirmed <= count_messages(db)
