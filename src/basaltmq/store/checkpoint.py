@@ -8,7 +8,7 @@
 
 Both ways the directory is built as `{target}.partial-{pid}` beside the target and renamed at the end, with every file
 and name durable before: a crash or a full disk leaves no half backup under the name asked for. A partial directory
-that nobody holds is removed by the next checkpoint or restore to the same target.
+that nobody holds is removed by the next checkpoint or restore to the same target; one that is held is left alone.
 
 A checkpoint opens with `open_view`. Opened for writing it becomes a store, and CHECKSUMS goes, as it would not hold
 any longer. The store it came from is not disturbed, although tables are shared by hard links: RocksDB never writes
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -115,6 +116,8 @@ def read_checksums(checkpoint: Path) -> dict[str, Sum]:
         said = read_line(path, remedy)
     except FileNotFoundError:
         raise NotAStoreError(f"{checkpoint} has no {CHECKSUMS}: it is not a checkpoint, or was opened since") from None
+    except OSError as error:
+        raise os_error(error, path) from error
     if said.get("format") != FORMAT or said.get("version") != VERSION:
         raise NotAStoreError(f"{path} says {said.get('format')!r} version {said.get('version')!r}, not {FORMAT!r} 1")
     try:
@@ -164,14 +167,18 @@ def _building(source: Path, target: Path) -> Iterator[Path]:
     target = Path(os.path.abspath(target))
     if os.path.lexists(target):
         raise AlreadyExistsError(f"{target} exists; name a path that does not")
-    if target.is_relative_to(os.path.abspath(source)):
+    if Path(os.path.realpath(target)).is_relative_to(os.path.realpath(source)):
         raise InvalidArgumentError(f"{target} is inside {source}; name a place outside of it")
     draft = target.with_name(f"{target.name}.partial-{os.getpid()}")
-    fd = -1
     try:
         make_directory(target.parent)
         _remove_abandoned(target)
         draft.mkdir()
+    except OSError as error:
+        # The draft, if there is one, is somebody else's.
+        raise os_error(error, target) from error
+    fd = -1
+    try:
         fd = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield draft
@@ -196,8 +203,10 @@ def _building(source: Path, target: Path) -> Iterator[Path]:
 
 
 def _remove_abandoned(target: Path) -> None:
+    # Only what bears a process id is ours; a name that merely begins alike may be anybody's.
+    ours = re.compile(re.escape(target.name) + r"\.partial-[0-9]+")
     for path in list(target.parent.iterdir()):
-        if not path.name.startswith(f"{target.name}.partial-"):
+        if not ours.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
             continue
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

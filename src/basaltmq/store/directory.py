@@ -65,7 +65,11 @@ def decode_line(raw: bytes, path: Path, remedy: str) -> dict[str, Any]:
     crc, _, body = raw.removesuffix(b"\n").partition(b" ")
     if crc != b"%08x" % google_crc32c.value(body):
         raise CorruptionError(f"{path} does not match its checksum; {remedy}")
-    said = json.loads(body)
+    try:
+        said = json.loads(body)
+    except (ValueError, RecursionError):
+        # The checksum of nothing is zero, and anybody can make one.
+        raise CorruptionError(f"{path} holds no JSON; {remedy}") from None
     if not isinstance(said, dict):
         raise CorruptionError(f"{path} holds {type(said).__name__}, not an object; {remedy}")
     return said

@@ -13,11 +13,15 @@ itself. While overfull a thread therefore flushes and compacts, the largest fami
 written something, and rests as long as it worked. It ends when the store is underfull.
 
 Listeners are called by the thread that measured, one event after the other; they must be quick and not call `measure`.
+That thread may be in the middle of somebody's write, which is made: a listener that raises is logged, and a store that
+cannot be measured says so at its next call.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -46,6 +50,8 @@ CLOSE_WAIT_S: Final = 60.0
 
 Listener: TypeAlias = Callable[[bool, int], None]
 """Called with whether the store is overfull, and its size in bytes."""
+
+_log: Final = logging.getLogger(__name__)
 
 
 class Measurable(Protocol):
@@ -100,7 +106,7 @@ class SizeGuard:
         with self._measuring:
             self._listeners.append(listener)
             if self.overfull:
-                listener(True, self.size_bytes)
+                _tell(listener, True, self.size_bytes)
 
     def wrote(self, size_bytes: int) -> None:
         """The store was written to, by a producer or a consumer."""
@@ -110,7 +116,8 @@ class SizeGuard:
         elif self._unmeasured_bytes >= self.step_bytes and self._measuring.acquire(blocking=False):
             # If it is held, somebody measures right now.
             try:
-                self._measure()
+                with contextlib.suppress(BasaltError):
+                    self._measure()
             finally:
                 self._measuring.release()
 
@@ -188,7 +195,7 @@ class SizeGuard:
             self._thread = threading.Thread(target=self._reclaim, name="basalt-reclaim", daemon=True)
             self._thread.start()
         for listener in self._listeners:
-            listener(overfull, self.size_bytes)
+            _tell(listener, overfull, self.size_bytes)
 
     def _wake(self) -> None:
         self._changed.notify_all()
@@ -230,6 +237,13 @@ class SizeGuard:
                 return
             self._store.compact(family)
         self.measure()
+
+
+def _tell(listener: Listener, overfull: bool, size_bytes: int) -> None:
+    try:
+        listener(overfull, size_bytes)
+    except Exception:
+        _log.exception("a listener failed on overfull=%s at %d bytes", overfull, size_bytes)
 
 
 def _held_bytes(properties: dict[str, int]) -> int:

@@ -346,7 +346,12 @@ class XaBranches:
         return self._done(step)
 
     def _run_async(self, step: _Step[_T]) -> asyncio.Future[_T]:
-        told: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        try:
+            told: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        except RuntimeError:
+            # Called without a loop: nothing was begun.
+            step.branch.busy = False
+            raise
         if not len(step.batch):
             told.set_result(self._done(step))
             return told

@@ -14,6 +14,7 @@ from basaltmq.errors import (
     CorruptionError,
     InvalidArgumentError,
     NotAStoreError,
+    StorageError,
     StoreReadOnlyError,
 )
 from basaltmq.store.batch import Batch
@@ -242,3 +243,50 @@ def test_restore_refuses_what_is_no_checkpoint_and_a_target_that_exists(tmp_path
     (tmp_path / "back").mkdir()
     with pytest.raises(AlreadyExistsError, match="back"):
         restore(tmp_path / "copy", tmp_path / "back")
+
+
+def test_what_only_begins_like_a_draft_is_not_touched(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    (tmp_path / "copy.partial-results").mkdir()
+    (tmp_path / "copy.partial-results" / "mine").write_text("kept")
+    (tmp_path / "copy.partial-7").write_text("a file")
+    store.checkpoint(tmp_path / "copy")
+    assert (tmp_path / "copy.partial-results" / "mine").read_text() == "kept"
+    assert (tmp_path / "copy.partial-7").read_text() == "a file"
+    store.close()
+
+
+def test_a_second_checkpoint_to_the_same_target_leaves_the_first_whole(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    put(store, 1)
+
+    def again(draft: Path) -> None:
+        with pytest.raises(AlreadyExistsError, match="being made already"):
+            store.checkpoint(tmp_path / "copy")
+        assert draft.is_dir()
+
+    store.checkpoint(tmp_path / "copy", beside=again)
+    store.close()
+    assert verify(tmp_path / "copy") == []
+
+
+def test_restore_into_the_checkpoint_itself_is_refused_by_any_path(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    store.checkpoint(tmp_path / "copy")
+    store.close()
+    os.symlink(tmp_path / "copy", tmp_path / "link")
+    before = tree(tmp_path / "copy")
+    with pytest.raises(InvalidArgumentError, match="inside"):
+        restore(tmp_path / "copy", tmp_path / "link" / "back")
+    assert tree(tmp_path / "copy") == before
+
+
+def test_checksums_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    store.checkpoint(tmp_path / "copy")
+    store.close()
+    (tmp_path / "copy" / "CHECKSUMS").unlink()
+    (tmp_path / "copy" / "CHECKSUMS").mkdir()
+    with pytest.raises(StorageError, match=r"copy/CHECKSUMS: Is a directory"):
+        restore(tmp_path / "copy", tmp_path / "back")
+    assert not (tmp_path / "back").exists()

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from uuid import uuid4
 
+import google_crc32c
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -133,3 +134,11 @@ def test_operating_system_errors_have_a_meaning_each(code: int, kind: type[Stora
     error = os_error(OSError(code, os.strerror(code)), Path("/data/store"))
     assert type(error) is kind
     assert "/data/store" in str(error)
+
+
+@pytest.mark.promise("P7")
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000])
+def test_a_line_that_matches_its_checksum_and_says_nothing_is_corrupt(body: bytes) -> None:
+    raw = b"%08x %b\n" % (google_crc32c.value(body), body)
+    with pytest.raises(CorruptionError, match="holds no JSON; restore it"):
+        Marker.decode(raw, PATH)

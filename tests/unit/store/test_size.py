@@ -12,6 +12,7 @@ import pytest
 
 from basaltmq.errors import InvalidConfigError, StoreClosedError, StoreOverfullError, StorePoisonedError
 from basaltmq.store.batch import Batch
+from basaltmq.store.commit import GroupCommit
 from basaltmq.store.families import MIB, Family
 from basaltmq.store.keys import content_key, metadata_key
 from basaltmq.store.memory import MemoryStore
@@ -260,3 +261,43 @@ def test_closing_the_store_under_a_reclaiming_guard_is_clean(tmp_path: Path) -> 
         guard.wait_underfull(WAIT_S)
     guard.close()
     open_store(tmp_path / "store").close()
+
+
+def test_a_listener_that_fails_costs_neither_the_write_nor_the_other_listeners(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scale = Scale()
+    guard = guard_of(scale)
+    heard: list[bool] = []
+
+    def fail(overfull: bool, size_bytes: int) -> None:
+        raise ValueError("a bug of the listener's")
+
+    guard.listen(fail)
+    guard.listen(lambda overfull, size_bytes: heard.append(overfull))
+    group = GroupCommit(scale)
+    scale.weight = OVER
+    batch = Batch()
+    batch.put(Family.STATE, b"key", bytes(guard.step_bytes))
+    group.commit(batch)
+    assert scale.get(Family.STATE, b"key") is not None
+    assert heard == [True]
+    assert "a bug of the listener's" in caplog.text
+    group.close()
+    guard.close()
+
+
+def test_a_write_stands_when_the_size_cannot_be_measured() -> None:
+    class Unmeasurable(Scale):
+        def size_bytes(self) -> int:
+            if self.measured:
+                raise StoreClosedError("the store is closing")
+            return super().size_bytes()
+
+    scale = Unmeasurable()
+    guard = guard_of(scale)
+    batch = Batch()
+    batch.put(Family.STATE, b"key", bytes(guard.step_bytes))
+    scale.write(batch)
+    assert scale.get(Family.STATE, b"key") is not None
+    guard.close()

@@ -483,3 +483,14 @@ def test_errors_carry_xopens_numbers() -> None:
         "xa_heuristic_rollback": 6,
     }
     assert branches.XID_PART_BYTES_MAX == 64
+
+
+@pytest.mark.spec("A6")
+def test_a_step_asked_for_without_a_loop_leaves_the_branch_as_it_was(world: World) -> None:
+    ended(world)
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        world.xa.prepare_async(XID)
+    assert not world.xa.prepare(XID).read_only
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        world.xa.commit_async(XID)
+    assert world.xa.commit(XID).committed
