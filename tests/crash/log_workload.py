@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 from uuid import UUID
 
-from tests.crash.harness import END, ERROR, Child, Emit
+from tests.crash.harness import ERROR, Child, Emit
 
 from basaltmq.errors import BasaltError
 from basaltmq.log.lane import LaneOptions
@@ -106,7 +106,7 @@ def check(emit: Emit, path: str) -> None:
     streams = Streams(Path(path))
     streams.dump(emit)
     streams.engine.index.settle()
-    rows = dict(streams.store.scan(Family.STREAM_INDEX))
+    rows = {key: value for key, value in streams.store.scan(Family.STREAM_INDEX) if key[:1] != b"P"}
     streams.close()
     store = open_store(Path(path) / "store")
     batch = Batch()
@@ -115,8 +115,12 @@ def check(emit: Emit, path: str) -> None:
     store.close()
     again = Streams(Path(path))
     again.engine.index.settle()
-    rebuilt = dict(again.store.scan(Family.STREAM_INDEX))
+    rebuilt = {key: value for key, value in again.store.scan(Family.STREAM_INDEX) if key[:1] != b"P"}
     emit(f"damages {len(again.engine.damages)}")
+    for key in sorted(rows.keys() | rebuilt.keys()):
+        if rows.get(key) != rebuilt.get(key):
+            old, new = (each[key].hex() if key in each else "absent" for each in (rows, rebuilt))
+            emit(f"differs {key[:1].decode()}{key[1:].hex()} {old} {new}")
     emit(f"index {'same' if rows == rebuilt else 'differs'}")
     again.close()
 
@@ -222,21 +226,22 @@ class Expectation:
 
 
 def ride(child: Child, expectation: Expectation, rng: random.Random) -> None:
-    """Listen, and kill the child some time after it has opened."""
+    """Listen, kill the child some time after it has opened, and listen to what it had still said."""
     left = rng.randint(1, 400)
-    opened = False
-    for line in child.lines(timeout_s=60):
-        if line == ERROR:
-            raise AssertionError("\n".join(child.lines(timeout_s=10)))
-        if line == END:
-            break
-        expectation.hear(line)
-        opened = opened or line == "opened"
-        if opened:
-            left -= 1
-            if left == 0:
-                break
-    child.kill()
-    for line in child.lines(timeout_s=10):
-        expectation.hear(line)
-    child.close()
+    is_open = False
+    said: list[str] = []
+    try:
+        for line in child.lines(timeout_s=60):
+            if said or line == ERROR:
+                said.append(line)
+                continue
+            expectation.hear(line)
+            is_open = is_open or line == "opened"
+            if is_open:
+                left -= 1
+                if left == 0:
+                    child.kill()
+    finally:
+        child.kill()
+        child.close()
+    assert not said, "\n".join(said)

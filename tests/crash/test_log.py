@@ -58,4 +58,7 @@ def _check(forge: Forge, path: Path, expectation: Expectation) -> None:
     for line in said:
         expectation.hear(line)
     assert expectation.checks == checked + 1
+    differences = [line for line in said if line.startswith("differs")]
+    print("\n".join(differences))
+    assert not differences
     assert "index same" in said

@@ -319,7 +319,8 @@ class Lane:
             if self._error is None:
                 self.sync()
         finally:
-            with self._lock:
+            # A sync that is under way must not find its descriptors closed, or given to another file.
+            with self._sync_lock, self._lock:
                 self._error = StoreClosedError(f"the lane {self.path} is closed")
                 os.close(self._fd)
                 self._committed.close()

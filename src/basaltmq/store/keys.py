@@ -35,6 +35,7 @@ value can collide with a separator and no prefix of one key set reaches into ano
     shard            | 'S' | shard u64 |
     shard name       | 'M' | topic uuid (16) | partition u32 |
     deleted shard    | 'X' | shard u64 |
+    trimmed shard    | 'Y' | shard u64 |
     stream record    | shard u64 | offset u64 |
     stream tail      | 'N' | shard u64 |
     by key           | 'K' | shard u64 | hash64(key) | offset u64 |
@@ -42,6 +43,7 @@ value can collide with a separator and no prefix of one key set reaches into ano
     by time          | 'T' | shard u64 | running max ms i64, sign flipped | offset u64 |
     by expiry        | 'E' | expire at ms i64, sign flipped | shard u64 | offset u64 |
     log checkpoint   | 'C' | lane u32 |
+    log synced       | 'P' | lane u32 |
     log segment      | 'S' | lane u32 | first position u64 |
     frame            | 'O' | shard u64 | last offset u64 |
     deleted record   | 'D' | shard u64 | offset u64 |
@@ -557,6 +559,14 @@ def decode_deleted_shard_key(key: bytes) -> int:
     return _shard_of(key, b"X")
 
 
+def trimmed_shard_key(shard: int) -> bytes:
+    return _SHARD.pack(b"Y", shard)
+
+
+def decode_trimmed_shard_key(key: bytes) -> int:
+    return _shard_of(key, b"Y")
+
+
 def stream_record_key(shard: int, offset: int) -> bytes:
     return _STREAM_RECORD.pack(shard, offset)
 
@@ -628,6 +638,19 @@ def decode_log_checkpoint_key(key: bytes) -> int:
     _exactly(key, _LOG_CHECKPOINT.size)
     kind, lane = _LOG_CHECKPOINT.unpack(key)
     if kind != b"C":
+        raise _malformed(key)
+    number: int = lane
+    return number
+
+
+def log_synced_key(lane: int) -> bytes:
+    return _LOG_CHECKPOINT.pack(b"P", lane)
+
+
+def decode_log_synced_key(key: bytes) -> int:
+    _exactly(key, _LOG_CHECKPOINT.size)
+    kind, lane = _LOG_CHECKPOINT.unpack(key)
+    if kind != b"P":
         raise _malformed(key)
     number: int = lane
     return number

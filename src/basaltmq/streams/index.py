@@ -3,6 +3,7 @@
 One family, `stream_index`, written without the WAL. A kind byte comes first:
 
     'C' lane                        -> position u64: frames below it are in the index
+    'P' lane                        -> position u64: the log was synced up to there when this was written
     'S' lane | segment start        -> bytes, frames, garbage bytes, least and largest record time and store time
     'N' shard                       -> counts (see `segment_state`)
     'O' shard | last offset         -> position, base offset, size, records, largest time, store time, tag mask,
@@ -15,15 +16,19 @@ One family, `stream_index`, written without the WAL. A kind byte comes first:
 Because all rows are in one family, what RocksDB has on disk after a crash is a prefix of what was written, and 'C' in
 it is exact: every change is written in one batch with the position up to which the log is applied. From there on the
 log is applied again. So every row is a function of the log's frames and the shard rows, and each operation below leaves
-the rows it would have found had it seen only what is left: deleted and rebuilt, the index is the same key for key (P6).
+the rows it would have found had it seen only what is left: deleted and rebuilt, the index is the same key for key (P6),
+'P' apart. The index may reach disk before the log does. After a power loss it then knows frames that are not there, cut
+off or turned to zeros; so what lies between 'P' and 'C' is read at start, and if it is not whole the index is built
+again.
 
 Appends are gathered: entries of many frames become one batch, and readers look at the gathered ones too (`entries`).
 Everything else (deletes, trims, copies made by cleaning) is rare: the caller writes the gathered ones (`flush`), then
 notes the frame, then the change writes itself, so that the checkpoint never stands for a change that is not there.
 
 A frame that is no live copy of records is garbage from the moment it is superseded. A DELETES frame is garbage to the
-extent that its offsets have no row any more, or one that points to a later frame; TRIM and DROP are garbage at once:
-they only matter to an index that lags behind, and cleaning brings the index to disk before it deletes anything.
+extent that its offsets have no row any more, or one that points to a later frame. TRIM and DROP are garbage at once:
+they announce a start offset that moved and a shard that went, which the shard rows say. Those rows are durable before
+the index follows, and a marker beside them remembers until the index is on disk that it has to (`trim`, `drop`).
 
 Budget per frame without keys and tags: 2 us to gather, 4 us to write; each key or tag adds 4 us.
 """
@@ -38,6 +43,7 @@ from typing import Final
 
 from basaltmq.errors import BasaltError
 from basaltmq.log.columnar import ColumnBatch
+from basaltmq.log.frame import COLUMNAR, DELETES, KAFKA, Header, decode_deletes
 from basaltmq.log.lane import Lane
 from basaltmq.store import keys
 from basaltmq.store.api import ManagedStore
@@ -82,12 +88,25 @@ class StreamIndex:
         """No shard above it has rows: the first write to a shard need not look."""
         for key, raw in store.scan(FAMILY, *keys.prefix_range(b"C")):
             self._checkpoints[keys.decode_log_checkpoint_key(key)] = _POSITION.unpack(raw)[0]
+        self._synced = {
+            keys.decode_log_synced_key(key): int(_POSITION.unpack(raw)[0])
+            for key, raw in store.scan(FAMILY, *keys.prefix_range(b"P"))
+        }
+        self._logs: dict[int, Lane] = {}
         for key, raw in store.scan(FAMILY, *keys.prefix_range(b"S")):
             self._stats[keys.decode_log_segment_key(key)] = SegmentStats(raw)
 
     def checkpoint(self, lane: int) -> int | None:
         """The position up to which a lane is in the index."""
         return self._checkpoints.get(lane)
+
+    def synced(self, lane: int) -> int:
+        """How far the lane was synced when the index was last written."""
+        return self._synced.get(lane, 0)
+
+    def watch(self, lane: int, log: Lane) -> None:
+        """Remember with every write how far this log is synced."""
+        self._logs[lane] = log
 
     def wipe(self) -> None:
         """Begin from nothing."""
@@ -354,7 +373,7 @@ class StreamIndex:
         segment_of: SegmentOf,
         below: Callable[[Entry, int], int],
     ) -> int:
-        """Frames wholly below `start` leave the index; how many records went. Under `lock`.
+        """Frames wholly below `start` leave the index; how many records went. Under `lock`, the start being durable.
 
         `below` says how many records of a frame lie below an offset.
         """
@@ -383,7 +402,7 @@ class StreamIndex:
         return before - shard.kept
 
     def drop(self, number: int, lane: int, segment_of: SegmentOf) -> None:
-        """Nothing of a shard stays. Under `lock`."""
+        """Nothing of a shard stays. Under `lock`, its row being durably gone."""
         assert not self._entries, "flush before the change is noted"
         batch = Batch()
         for entry in self.entries(number, 0):
@@ -469,9 +488,24 @@ class StreamIndex:
             self.flush()
             self._write(Batch())
 
-    def count_garbage(self, lane: int, segment: int, size_bytes: int) -> None:
-        """Bytes of a segment turned out to be garbage. Under `lock`."""
-        self._garbage(lane, segment, size_bytes)
+    def count(self, lane: int, segment: int, position: int, header: Header, body: bytes) -> None:
+        """Add a frame to its segment's sums that the index, but for them, is up to date with."""
+        size = header.size_bytes
+        least_ms, largest_ms, stored_ms = header.timestamp_min_ms, header.timestamp_max_ms, header.store_time_ms
+        if header.kind in (COLUMNAR, KAFKA):
+            entry = self.entry(header.shard, header.last_offset)
+            garbage = 0 if entry is not None and entry.position == position else size
+        else:
+            least_ms = largest_ms = stored_ms
+            garbage = size
+            if header.kind == DELETES:
+                offsets = decode_deletes(body)
+                garbage -= size // len(offsets) * len(self.deletes_of(header.shard, offsets, position))
+        with self.lock:
+            stats = self._stats.setdefault((lane, segment), SegmentStats())
+            stats.add(size, least_ms, largest_ms, stored_ms)
+            stats.garbage_bytes += garbage
+            self._stats_changed.add((lane, segment))
 
     def _covered(self, number: int, entry: Entry) -> Iterator[Entry]:
         for old in self.entries(number, entry.base_offset):
@@ -617,6 +651,8 @@ class StreamIndex:
             batch.put(FAMILY, keys.log_segment_key(lane, segment), self._stats[(lane, segment)].encode())
         for lane, position in self._checkpoints.items():
             batch.put(FAMILY, keys.log_checkpoint_key(lane), _POSITION.pack(position))
+        for lane, log in self._logs.items():
+            batch.put(FAMILY, keys.log_synced_key(lane), _POSITION.pack(log.synced_position))
         if len(batch):
             self._store.write(batch, wal=False)
         self._stats_changed.clear()

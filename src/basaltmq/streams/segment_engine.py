@@ -7,11 +7,12 @@ A frame is one batch of one shard. Everything that changes what the index says i
 deletes (DELETES), a start offset that moved (TRIM), a shard that went (DROP), copies made by cleaning. The index is
 written without WAL and caught up from the log at start, from its checkpoint on; if it is missing, or says more than the
 log has (a power loss took unsynced frames back), it is built again from the whole log. What cannot be derived (which
-shards there are, where they start) is in the shard rows, with the WAL.
+shards there are, where they start) is in the shard rows, with the WAL, durable before the index follows; a marker row
+beside them says until the next checkpoint that the index has to, should the TRIM or DROP frame be lost.
 
 Invariants: the frame is in the log before its entry is in the index; the checkpoint covers a frame only in the batch
-that has its entry; a segment is deleted only when the index on disk no longer needs it. Lock order: shard, lane, index.
-Levels `memory` and `written` are the same here. High watermarks follow the lane's syncs.
+that has its entry; a segment is deleted only when the index on disk no longer needs it. Lock order: shard, markers,
+lane, index. Levels `memory` and `written` are the same here. High watermarks follow the lane's syncs.
 
 Damage found at start is in `damages` and `losses`; a damaged frame met by a reader is an error that names its shard and
 offsets, and the reader can go on behind it.
@@ -23,6 +24,7 @@ with the index's share; plain records cost 60 us more to encode.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +34,7 @@ from typing import Final
 
 import msgspec
 
-from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError
+from basaltmq.errors import BasaltError, CorruptionError, InvalidArgumentError, LimitExceededError, ShardNotFoundError
 from basaltmq.log.columnar import EXPIRIES, ColumnBatch
 from basaltmq.log.frame import (
     DROP,
@@ -49,10 +51,12 @@ from basaltmq.log.frame import (
 )
 from basaltmq.log.lane import Lane, LaneOptions
 from basaltmq.log.record import NEVER, Record, StoredRecord
-from basaltmq.log.recovery import Damage, Loss, repair
+from basaltmq.log.recovery import Damage, Loss, repair, scan
 from basaltmq.log.segment import SegmentGoneError
+from basaltmq.store import keys
 from basaltmq.store.api import ManagedStore
 from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
 from basaltmq.streams.adapter import (
     BATCH_BYTES_MAX,
     BATCH_RECORDS_MAX,
@@ -114,6 +118,15 @@ class LogLane:
         self.lock = threading.RLock()
         self.watermarks = Watermarks(log)
 
+    def sync_soon(self) -> None:
+        """Have complete segments made durable, whether anybody waits for it or not, so that at most a few are not."""
+        threading.Thread(target=self._sync_quietly, name="basalt-seal", daemon=True).start()
+
+    def _sync_quietly(self) -> None:
+        # A failure has poisoned the lane, which the next append finds out.
+        with contextlib.suppress(BasaltError):
+            self.log.sync()
+
     def segment_of(self, position: int) -> int:
         """Where the segment that holds a position begins; -1 if it is gone."""
         try:
@@ -150,20 +163,34 @@ class SegmentEngine(EngineBase):
         self.damages: list[Damage] = []
         self.losses: list[Loss] = []
         self.quarantined: list[Path] = []
-        self._cleared: list[int] = []
+        self._markers: list[bytes] = []
+        """Rows that say what the index on disk may still lack."""
+        self._marker_lock = threading.RLock()
         self._closed = False
         self._cutter = find_cutter()
         self.index = StreamIndex(store)
         random_u32 = random_u32 or (lambda: secrets.randbits(32))
+        self.lanes: list[LogLane] = []
+        self._open_lanes(path, quarantine or path.parent / "quarantine", lanes, options, random_u32, progress)
+        self._cleaner = SegmentCleaner(self, store, shards)
+
+    def _open_lanes(
+        self,
+        path: Path,
+        quarantine: Path,
+        lanes: int,
+        options: LaneOptions | None,
+        random_u32: Callable[[], int],
+        progress: Progress | None,
+    ) -> None:
         logs = [
-            Lane.open(path / f"{number:04d}", clock_ms=clock_ms, random_u32=random_u32, options=options)
+            Lane.open(path / f"{number:04d}", clock_ms=self._clock_ms, random_u32=random_u32, options=options)
             for number in range(max(lanes, _lanes_present(path)))
         ]
-        self._recover(logs, quarantine or path.parent / "quarantine", progress)
+        self._recover(logs, quarantine, progress)
         self.lanes = [LogLane(number, log) for number, log in enumerate(logs)]
-        for shard, _ in shards.deleted(Engine.SEGMENT):
+        for shard, _ in self._shards.deleted(Engine.SEGMENT):
             self._clear(shard, self.lanes[0])
-        self._cleaner = SegmentCleaner(self, store, shards)
 
     def place(self, spec: ShardSpec) -> ShardSpec:
         lane = hash64(spec.topic_id.bytes + spec.partition.to_bytes(4, "big")) % len(self.lanes)
@@ -279,6 +306,8 @@ class SegmentEngine(EngineBase):
                     lane.number, log.active_start, position, size, batch.timestamp_min_ms, time_max_ms, now_ms, 0
                 )
                 index.add(state, entry, words, config)
+            if position == log.active_start and position:
+                lane.sync_soon()
 
     def wait(self, append: Append) -> None:
         if append.durability is Durability.SYNCED:
@@ -532,26 +561,46 @@ class SegmentEngine(EngineBase):
         with state.lock:
             state.require()
             self.trim(state, config, min(offset, state.high_watermark))
-            start = state.start_offset
-        self._sync_rows()
-        return start
+            return state.start_offset
 
     def trim(self, state: SegmentShard, config: ShardConfig, start: int) -> int:
-        """Move the start offset up; how many records went. Under the shard's lock; written, not synced."""
+        """Move the start offset up; how many records went. Under the shard's lock; durable on return."""
         if start <= state.start_offset:
             return 0
-        self._shards.update(state.number, start_offset=start)
+        number = state.number
         lane = self.lanes[state.lane]
-        gone = 0
+        now_ms = self._clock_ms()
+        with self._marker_lock:
+            with self._shards.exclusive():
+                batch = Batch()
+                self._shards.batch_update(batch, number, start_offset=start)
+                batch.put(Family.SHARDS, keys.trimmed_shard_key(number), b"")
+                self._store.write(batch)
+                self._shards.forget(number)
+            self._store.sync()
+            gone = self._announce_start(lane, state, config, start, now_ms)
+            self._markers.append(keys.trimmed_shard_key(number))
+        return gone
+
+    def _announce_start(self, lane: LogLane, state: SegmentShard, config: ShardConfig, start: int, now_ms: int) -> int:
         with lane.lock, self.index.lock:
             self.index.flush()
-            for step in self._steps(state, start):
-                gone += self._trim_index(lane, state, config, step)
-        now_ms = self._clock_ms()
-        parts = encode_frame(lane.log.seed, TRIM, state.number, start, 0, 0, 0, 0, now_ms, b"")
-        with self.special(lane, parts, decode_header(lane.log.seed, parts[0])):
-            gone += self._trim_index(lane, state, config, start)
+            gone = sum(self._follow_start(lane, state, config, step) for step in self._steps(state, start))
+            parts = encode_frame(lane.log.seed, TRIM, state.number, start, 0, 0, 0, 0, now_ms, b"")
+            with self.special(lane, parts, decode_header(lane.log.seed, parts[0])):
+                gone += self._follow_start(lane, state, config, start)
         return gone
+
+    def _follow_start(self, lane: LogLane, state: SegmentShard, config: ShardConfig, start: int) -> int:
+        """Take what lies below a durable start offset out of the index. Under its lock."""
+        return self.index.trim(
+            state,
+            start,
+            config,
+            lambda entry: self.load(state, entry),
+            lane.segment_of,
+            lambda entry, offset: self._below(state, entry, offset),
+        )
 
     def _steps(self, state: SegmentShard, start: int) -> list[int]:
         """Offsets on the way to `start`, so that no batch of index rows grows without bound."""
@@ -562,16 +611,6 @@ class SegmentEngine(EngineBase):
             if count % TRIM_FRAMES == 0:
                 steps.append(entry.last_offset + 1)
         return steps
-
-    def _trim_index(self, lane: LogLane, state: SegmentShard, config: ShardConfig, start: int) -> int:
-        return self.index.trim(
-            state,
-            start,
-            config,
-            lambda entry: self.load(state, entry),
-            lane.segment_of,
-            lambda entry, offset: self._below(state, entry, offset),
-        )
 
     def _below(self, state: SegmentShard, entry: Entry, offset: int) -> int:
         """How many records of a frame lie below an offset."""
@@ -632,12 +671,16 @@ class SegmentEngine(EngineBase):
 
     def checkpoint(self) -> None:
         """Make the log durable and the index as far on disk as the log is: the next start has nothing to do."""
-        cleared, self._cleared = self._cleared, []
-        for lane in self.lanes:
-            lane.log.sync()
-        self.index.harden()
-        for shard in cleared:
-            self._shards.cleaned(shard)
+        with self._marker_lock:
+            for lane in self.lanes:
+                lane.log.sync()
+            self.index.harden()
+            if self._markers:
+                batch = Batch()
+                for marker in self._markers:
+                    batch.delete(Family.SHARDS, marker)
+                self._store.write(batch)
+                self._markers.clear()
 
     def state_of(self, shard: int) -> SegmentShard:
         return self._states.get(shard)
@@ -661,18 +704,41 @@ class SegmentEngine(EngineBase):
 
     def _clear(self, shard: int, lane: LogLane) -> None:
         """Take a deleted shard out of the index; its frames are garbage."""
-        now_ms = self._clock_ms()
-        parts = encode_frame(lane.log.seed, DROP, shard, 0, 0, 0, 0, 0, now_ms, b"")
-        with self.special(lane, parts, decode_header(lane.log.seed, parts[0])):
-            self.index.drop(shard, lane.number, lane.segment_of)
-        self._cleared.append(shard)
+        with self._marker_lock:
+            self._store.sync()
+            parts = encode_frame(lane.log.seed, DROP, shard, 0, 0, 0, 0, 0, self._clock_ms(), b"")
+            with self.special(lane, parts, decode_header(lane.log.seed, parts[0])):
+                self.index.drop(shard, lane.number, lane.segment_of)
+            self._markers.append(keys.deleted_shard_key(shard))
+
+    def _finish(self) -> None:
+        """Do to the index what shard rows asked for before the process ended."""
+        for shard, lane in self._shards.deleted(Engine.SEGMENT):
+            self._clear(shard, self.lanes[lane])
+        for key, _ in list(self._store.scan(Family.SHARDS, *keys.prefix_range(b"Y"))):
+            try:
+                state = self._states.get(keys.decode_trimmed_shard_key(key))
+            except ShardNotFoundError:
+                pass
+            else:
+                lane_of = self.lanes[state.lane]
+                with lane_of.lock, self.index.lock:
+                    self.index.flush()
+                    self._follow_start(lane_of, state, self.config_of(state.number), state.start_offset)
+            self._markers.append(key)
 
     def _recover(self, logs: list[Lane], quarantine: Path, progress: Progress | None) -> None:
         """Bring the index up to the logs, or build it again."""
         index = self.index
         begins = [index.checkpoint(number) for number in range(len(logs))]
         is_lost = any(begin is None and log.end > log.start for begin, log in zip(begins, logs, strict=True))
-        if is_lost or any(index.is_ahead_of(number, log) for number, log in enumerate(logs)):
+        is_stale = is_lost or any(
+            index.is_ahead_of(number, log) or not _is_whole(log, index.synced(number), begin or 0)
+            for number, (log, begin) in enumerate(zip(logs, begins, strict=True))
+        )
+        for number, log in enumerate(logs):
+            index.watch(number, log)
+        if is_stale:
             index.wipe()
             begins = [None] * len(logs)
         starts = [log.start if begin is None else begin for begin, log in zip(begins, logs, strict=True)]
@@ -688,9 +754,22 @@ class SegmentEngine(EngineBase):
             if repaired.cut is not None:
                 self.quarantined.append(repaired.cut)
             log.settle()
-        index.settle()
+            if not is_stale:
+                self._restore_stats(number, log, start)
+        if is_stale:
+            # The index before must not come back after another crash: its positions will mean other frames by then.
+            index.harden()
+        else:
+            index.settle()
         if progress is not None:
             progress(total, total)
+
+    def _restore_stats(self, lane: int, log: Lane, position: int) -> None:
+        """Segments the index has forgotten were about to be deleted; count them again, so that cleaning finds them."""
+        for segment in log.segments():
+            if segment.end <= position and segment.size_bytes and self.index.stats(lane, segment.start) is None:
+                for found in scan(log, segment.start, end=segment.end):
+                    self.index.count(lane, segment.start, found.position, found.header, found.body)
 
     def _lane_of(self, shard: int) -> LogLane:
         return self.lanes[self._states.get(shard).lane]
@@ -705,6 +784,15 @@ class SegmentEngine(EngineBase):
 
     def _load(self, shard: int) -> SegmentShard:
         return SegmentShard(self._own(shard), self.index.shard_row(shard))
+
+
+def _is_whole(log: Lane, position: int, end: int) -> bool:
+    """Is the log intact from a position on that was synced up to one that may not have been?"""
+    damages: list[Damage] = []
+    reached = max(position, log.start)
+    for found in scan(log, reached, damages, end=end):
+        reached = found.position + found.header.size_bytes
+    return not damages and reached >= end
 
 
 def _as_columns(records: Records, now_ms: int, record_bytes_max: int) -> ColumnBatch:
