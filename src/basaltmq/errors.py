@@ -317,3 +317,25 @@ class StoreBehindError(StorageError):
 
     code = "store_behind"
     retriable = True
+
+
+class SegmentGoneError(StorageError):
+    """The segment was deleted; what lived in it was moved or is gone, and the index knows."""
+
+    code = "segment_gone"
+    retriable = True
+
+
+class DamagedFrameError(CorruptionError):
+    """A frame of a stream's log cannot be read; the reader can go on behind it."""
+
+    code = "damaged_frame"
+
+    def __init__(self, shard: int, base_offset: int, last_offset: int, reason: str) -> None:
+        super().__init__(
+            f"shard {shard}, offsets {base_offset} to {last_offset}, cannot be read: {reason}; "
+            f"read on from offset {last_offset + 1}"
+        )
+        self.shard = shard
+        self.base_offset = base_offset
+        self.last_offset = last_offset

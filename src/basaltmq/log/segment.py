@@ -22,7 +22,8 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Final
 
-from basaltmq.errors import CorruptionError, StorageError
+from basaltmq.errors import CorruptionError
+from basaltmq.errors import SegmentGoneError as SegmentGoneError
 from basaltmq.store.directory import os_error
 
 SUFFIX: Final = ".log"
@@ -68,13 +69,6 @@ def parse_segment_name(name: str) -> int | None:
     if len(digits) != POSITION_DIGITS or not digits.isascii() or not digits.isdigit() or digits == name:
         return None
     return int(digits)
-
-
-class SegmentGoneError(StorageError):
-    """The segment was deleted; what lived in it was moved or is gone, and the index knows."""
-
-    code = "segment_gone"
-    retriable = True
 
 
 class _File:

@@ -34,7 +34,14 @@ from typing import Final
 
 import msgspec
 
-from basaltmq.errors import BasaltError, CorruptionError, InvalidArgumentError, LimitExceededError, ShardNotFoundError
+from basaltmq.errors import (
+    BasaltError,
+    CorruptionError,
+    DamagedFrameError,
+    InvalidArgumentError,
+    LimitExceededError,
+    ShardNotFoundError,
+)
 from basaltmq.log.columnar import EXPIRIES, ColumnBatch
 from basaltmq.log.frame import (
     DROP,
@@ -364,21 +371,27 @@ class SegmentEngine(EngineBase):
         next_offset = end
         if tag is None and key is None and not deleted and not state.rewritten:
             offset = self._walk(state, taker, offset, end)
-            if offset >= end or taker.is_full:
+            if offset >= end or taker.is_full or budget.records_left <= 0:
                 return FramesRead(taker.parts, offset, start, end)
-        entries = self._candidates(shard, offset, end, meta.config, tag, key)
-        for entry, batch in self._frames(state, entries, end, budget):
-            if budget.scans_left <= 0 or budget.records_left <= 0:
-                next_offset = max(offset, entry.base_offset)
-                break
-            budget.scans_left -= 1
-            if batch is None:
-                continue
-            gone = self.index.deleted(shard, entry.base_offset, entry.last_offset) if deleted else ()
-            if not taker.take(entry.base_offset, batch, offset, end, gone):
-                assert taker.stopped_at is not None
-                next_offset = taker.stopped_at
-                break
+        try:
+            entries = self._candidates(shard, offset, end, meta.config, tag, key)
+            for entry, batch in self._frames(state, entries, end, budget):
+                if budget.scans_left <= 0 or budget.records_left <= 0:
+                    next_offset = max(offset, entry.base_offset)
+                    break
+                budget.scans_left -= 1
+                if batch is None:
+                    continue
+                gone = self.index.deleted(shard, entry.base_offset, entry.last_offset) if deleted else ()
+                if not taker.take(entry.base_offset, batch, offset, end, gone):
+                    assert taker.stopped_at is not None
+                    next_offset = taker.stopped_at
+                    break
+        except DamagedFrameError as error:
+            # What comes before the damage is given; the next read begins with it, and says so.
+            if not taker.parts or error.base_offset <= offset:
+                raise
+            next_offset = error.base_offset
         return FramesRead(taker.parts, next_offset, start, end)
 
     def _walk(self, state: SegmentShard, taker: Taker, offset: int, end: int) -> int:
@@ -467,10 +480,8 @@ class SegmentEngine(EngineBase):
                     raise CorruptionError("the index points to another frame")
                 batch = decode_batch(header, body) if header.records else None
             except CorruptionError as error:
-                raise CorruptionError(
-                    f"shard {state.number}, offsets {entry.base_offset} to {entry.last_offset}, cannot be read from "
-                    f"{log.path} at position {entry.position}: {error}; read on from offset {entry.last_offset + 1}"
-                ) from error
+                reason = f"{log.path} at position {entry.position}: {error}"
+                raise DamagedFrameError(state.number, entry.base_offset, entry.last_offset, reason) from error
             yield entry, batch
 
     def load(self, state: SegmentShard, entry: Entry) -> ColumnBatch | None:

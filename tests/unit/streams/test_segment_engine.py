@@ -1,0 +1,198 @@
+"""What is particular to the segment engine: damage, bad input, memory, a store that stalls. Behaviour all engines share
+is in the conformance suite."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.streams.segment_rig import SegmentRig
+
+from basaltmq.errors import CorruptionError, DiskFullError, LimitExceededError, StorePoisonedError, StoreStalledError
+from basaltmq.log.columnar import ColumnBatch
+from basaltmq.log.record import RECORD_BYTES_MAX, Record
+from basaltmq.streams.adapter import BATCH_RECORDS_MAX
+from basaltmq.streams.durability import Durability
+
+
+def flip(path: Path, at: int) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 0x40
+    path.write_bytes(raw)
+
+
+@pytest.mark.spec("B6")
+@pytest.mark.promise("P7")
+@pytest.mark.parametrize("place", ["header", "body"])
+def test_a_damaged_frame_is_an_error_that_names_it_and_its_neighbours_are_read(tmp_path: Path, place: str) -> None:
+    rig = SegmentRig(tmp_path)
+    shard = rig.shard()
+    for number in range(3):
+        rig.put(shard, b"%d" % number, b"-")
+    entry = next(rig.engine.index.entries(shard, 2))
+    flip(rig.engine.lanes[0].log.segments()[0].path, entry.position + (20 if place == "header" else 90))
+    assert [record.value for record in rig.engine.read_by_offset(shard, 0, 2).records()] == [b"0", b"-"]
+    with pytest.raises(CorruptionError, match=rf"shard {shard}, offsets 2 to 3.*read on from offset 4"):
+        rig.engine.read_by_offset(shard, 2).records()
+    assert [record.value for record in rig.engine.read_by_offset(shard, 4).records()] == [b"2", b"-"]
+    rig.close()
+
+
+@pytest.mark.promise("P7")
+def test_a_rebuild_over_damage_names_the_offsets_that_are_lost(tmp_path: Path) -> None:
+    rig = SegmentRig(tmp_path)
+    shard = rig.shard()
+    for number in range(4):
+        rig.put(shard, b"%d" % number, b"-")
+    entry = next(rig.engine.index.entries(shard, 2))
+    path = rig.engine.lanes[0].log.segments()[0].path
+    rig.close()
+    flip(path, entry.position + 3)
+    rig.wipe_index()
+    rig.open()
+    assert [str(loss) for loss in rig.engine.losses] == [f"shard {shard} has lost offsets 2 to 3"]
+    assert [damage.begin for damage in rig.engine.damages] == [entry.position]
+    assert [record.offset for record in rig.drained(shard)] == [0, 1, 4, 5, 6, 7]
+    assert rig.put(shard, b"next") == 8
+    rig.close()
+
+
+@pytest.mark.promise("P11")
+def test_a_full_disk_poisons_the_lane_and_what_was_written_is_there_after_a_reopen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = SegmentRig(tmp_path)
+    shard = rig.shard()
+    rig.put(shard, b"kept")
+    real = os.writev
+
+    def half(fd: int, parts: Any) -> int:
+        real(fd, [b"".join(parts)[:50]])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "writev", half)
+    with pytest.raises(DiskFullError):
+        rig.put(shard, b"lost")
+    monkeypatch.undo()
+    with pytest.raises(StorePoisonedError):
+        rig.put(shard, b"refused")
+    assert [record.value for record in rig.drained(shard)] == [b"kept"]
+    rig.crash()
+    rig.open()
+    assert len(rig.engine.quarantined) == 1
+    assert rig.put(shard, b"again") == 1
+    assert [record.value for record in rig.drained(shard)] == [b"kept", b"again"]
+    rig.close()
+
+
+@pytest.mark.promise("P8")
+def test_a_store_that_stalls_refuses_the_write_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = SegmentRig(tmp_path)
+    shard = rig.shard()
+    for _ in range(4):
+        rig.put(shard, Record(b"x", timestamp_ms=1))
+    monkeypatch.setattr(rig.engine.index, "_rows_max", 4)
+
+    def stalled(*_: Any, **__: Any) -> None:
+        raise StoreStalledError("behind")
+
+    real = rig.store.write
+    monkeypatch.setattr(rig.store, "write", stalled)
+    with pytest.raises(StoreStalledError):
+        rig.put(shard, b"refused")
+    assert len(rig.drained(shard)) == 4
+    monkeypatch.setattr(rig.store, "write", real)
+    assert rig.put(shard, b"y") == 4
+    before = rig.rows()
+    assert rig.rebuilt() == before
+    rig.close()
+
+
+@pytest.mark.promise("P8")
+def test_states_of_idle_shards_leave_memory_and_come_back_right(tmp_path: Path) -> None:
+    rig = SegmentRig(tmp_path)
+    shards = [rig.shard() for _ in range(50)]
+    rig.engine._states._limit = 5
+    for turn in range(3):
+        for shard in shards:
+            assert rig.put(shard, b"%d" % turn) == turn
+    assert len(rig.engine._states) <= 5
+    rig.engine.index.flush()
+    assert len(rig.engine._states.loaded()) <= 5
+    for shard in shards:
+        assert [record.value for record in rig.drained(shard)] == [b"0", b"1", b"2"]
+    rig.close()
+
+
+@pytest.mark.spec("B6")
+def test_columns_are_held_to_the_same_limits_as_records(tmp_path: Path) -> None:
+    rig = SegmentRig(tmp_path)
+    shard = rig.shard()
+    with pytest.raises(LimitExceededError, match="record 0"):
+        rig.engine.batch_write(shard, ColumnBatch.from_records([Record(bytes(RECORD_BYTES_MAX + 1))], 0))
+    with pytest.raises(LimitExceededError, match="records"):
+        rig.engine.batch_write(shard, ColumnBatch.from_records([Record(b"")] * (BATCH_RECORDS_MAX + 1), 0))
+    holes = ColumnBatch.from_records([Record(b"a"), Record(b"b"), Record(b"c")], 0).select([True, False, True])
+    assert holes is not None
+    rig.engine.batch_write(shard, holes)
+    assert [(record.offset, record.value) for record in rig.drained(shard)] == [(0, b"a"), (1, b"c")]
+    rig.close()
+
+
+@pytest.mark.promise("P3")
+def test_a_read_ends_with_a_frame_and_partial_reads_meet_every_record_once(tmp_path: Path) -> None:
+    rig = SegmentRig(tmp_path, segment_bytes=700)
+    shard = rig.shard()
+    values = [b"%03d" % number for number in range(60)]
+    for begin in range(0, 60, 4):
+        rig.put(shard, *values[begin : begin + 4])
+    for max_records in (1, 3, 4, 7, 100):
+        for max_bytes in (0, 5, 12, 50, 10_000):
+            at = 0
+            found: list[bytes] = []
+            while at < 60:
+                batch = rig.engine.read_by_offset(shard, at, max_records, max_bytes)
+                records = batch.records()
+                assert 0 < len(records) <= max_records
+                assert len(records) == 1 or sum(len(record.value) for record in records) <= max_bytes
+                assert batch.arrow().column("offset").to_pylist() == [record.offset for record in records]
+                found += [record.value for record in records]
+                at = batch.next_offset
+            assert found == values
+    rig.close()
+
+
+def test_shards_are_spread_over_lanes_and_more_lanes_on_disk_are_all_opened(tmp_path: Path) -> None:
+    rig = SegmentRig(tmp_path, lanes=3)
+    shards = [rig.shard() for _ in range(30)]
+    for shard in shards:
+        rig.put(shard, b"x")
+    assert {rig.shards.get(shard).lane for shard in shards} == {0, 1, 2}
+    rig.close()
+    rig.lanes = 1
+    rig.open()
+    assert all(len(rig.drained(shard)) == 1 for shard in shards)
+    rig.close()
+
+
+@pytest.mark.promise("P1")
+def test_a_failed_sync_is_told_to_those_who_wait_and_nobody_sees_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = SegmentRig(tmp_path)
+    shard = rig.shard()
+
+    def fail(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    append = rig.engine.batch_write(shard, [Record(b"x")], Durability.SYNCED)
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with pytest.raises(Exception, match="Input/output"):
+        rig.engine.wait(append)
+    monkeypatch.undo()
+    assert rig.engine.read_by_offset(shard, 0).records() == []
+    rig.crash()
