@@ -522,7 +522,7 @@ class Queue:
 
     def _clear_rows(self, change: Change, entries: Sequence[Entry], *, keep_bodies: bool) -> None:
         """Delete what a message has beside its row."""
-        marked = [e for e in entries if e.flags & (APART | TIMED)]
+        marked = [e for e in entries if e.flags]
         for entry in marked:
             if entry.flags & TIMED:
                 change.batch.delete(Family.MESSAGE_EXPIRY, timed_of(entry.key, entry.expires_ns))
@@ -549,8 +549,8 @@ class Queue:
 
     def count(self, entries: Sequence[Entry], sign: int) -> None:
         stats = self.stats
-        marked = [e for e in entries if e.flags & (TRANSIENT | APART)]
-        if marked:
+        if stats.transient or stats.apart or (sign > 0 and [e for e in entries if e.flags & (TRANSIENT | APART)]):
+            marked = [e for e in entries if e.flags & (TRANSIENT | APART)]
             transient = [e for e in marked if e.flags & TRANSIENT]
             stats.transient += sign * len(transient)
             stats.transient_bytes += sign * sum(e.size_bytes for e in transient)

@@ -7,6 +7,7 @@ fewer messages, and the operation, which was not confirmed, is made again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -58,13 +59,12 @@ def _purge_ranges(queue: Queue, change: Change) -> None:
         change.batch.delete_range(Family.MESSAGES, start, key)
         start = key + b"\0"
     change.batch.delete_range(Family.MESSAGES, start, end)
-    change.batch.delete_range(Family.MESSAGE_EXPIRY, *_range(queue))
-    for entry in leased:
-        if entry.flags & TIMED:
-            change.batch.put(Family.MESSAGE_EXPIRY, timed_of(entry.key, entry.expires_ns), b"")
-    for _, entry in _delayed(queue):
-        if entry.flags & TIMED:
-            change.batch.put(Family.MESSAGE_EXPIRY, timed_of(entry.key, entry.expires_ns), b"")
+    if not queue.stats.delayed:
+        change.batch.delete_range(Family.MESSAGE_EXPIRY, *_range(queue))
+        for entry in leased:
+            if entry.flags & TIMED:
+                change.batch.put(Family.MESSAGE_EXPIRY, timed_of(entry.key, entry.expires_ns), b"")
+    # Otherwise index rows of delayed messages are among them; those of purged ones go when their time comes.
     queue.stats.messages = len(leased)
     queue.stats.size_bytes = sum(e.size_bytes for e in leased)
     change.after(queue.backing.purge)
@@ -96,7 +96,7 @@ def delete_bodies(queue: Queue, change: Change, after: bytes) -> bytes | None:
     queue.remove(change, [e for e in entries if e.flags & APART], keep_bodies=False)
     if len(page) == PAGE:
         return page[-1][0]
-    waiting = [(key, e) for key, e in _delayed(queue) if e.flags & APART][:PAGE]
+    waiting = list(islice(((key, e) for key, e in _delayed(queue) if e.flags & APART), PAGE))
     for key, _ in waiting:
         change.batch.delete(Family.DELAYED, key)
     queue.shared.content.release(change, [(rows.body_of(e.row), e.key[-16:], e.flags) for _, e in waiting])
@@ -106,9 +106,9 @@ def delete_bodies(queue: Queue, change: Change, after: bytes) -> bytes | None:
     return end if len(waiting) == PAGE else None
 
 
-def _delayed(queue: Queue) -> list[tuple[bytes, Entry]]:
-    found = queue.shared.store.scan(Family.DELAYED, *_range(queue))
-    return [(key, rows.read_entry(message_of(key)[0], row)) for key, row in found]
+def _delayed(queue: Queue) -> Iterator[tuple[bytes, Entry]]:
+    for key, row in queue.shared.store.scan(Family.DELAYED, *_range(queue)):
+        yield key, rows.read_entry(message_of(key)[0], row)
 
 
 def delete_queue(queue: Queue, change: Change) -> None:

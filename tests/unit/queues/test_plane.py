@@ -348,6 +348,8 @@ def test_purge_keeps_what_is_leased_or_delayed(
         clock.pass_ms(10)
         settle(plane, clock)
         assert [p[size:] or p for p in payloads(plane, queue)] == [b"0", b"1", b"later"]
+        clock.pass_ms(100_000)
+        settle(plane, clock)
         assert left(store) == []
 
 
