@@ -196,8 +196,7 @@ class SegmentEngine(EngineBase):
         ]
         self._recover(logs, quarantine, progress)
         self.lanes = [LogLane(number, log) for number, log in enumerate(logs)]
-        for shard, _ in self._shards.deleted(Engine.SEGMENT):
-            self._clear(shard, self.lanes[0])
+        self._finish()
 
     def place(self, spec: ShardSpec) -> ShardSpec:
         lane = hash64(spec.topic_id.bytes + spec.partition.to_bytes(4, "big")) % len(self.lanes)
@@ -760,7 +759,7 @@ class SegmentEngine(EngineBase):
             repaired = repair(log, start, quarantine, replay.apply)
             done_before += log.end - start
             self.damages += repaired.damages
-            self.losses += replay.losses
+            self.losses += replay.lost()
             self.quarantined += repaired.quarantined
             if repaired.cut is not None:
                 self.quarantined.append(repaired.cut)

@@ -29,12 +29,13 @@ from basaltmq.log.frame import (
     decode_header,
 )
 from basaltmq.log.lane import Lane
-from basaltmq.log.recovery import Found, Loss, OffsetRuns
+from basaltmq.log.recovery import Found, Loss
 from basaltmq.log.segment import SegmentGoneError
 from basaltmq.streams.index import StreamIndex
 from basaltmq.streams.index_rows import NO_WORDS, Entry, Words, entry_of, first_expiry
 from basaltmq.streams.segment_read import index_of
 from basaltmq.streams.segment_state import SegmentShard
+from basaltmq.streams.shards import ShardConfig
 
 if TYPE_CHECKING:
     from basaltmq.streams.segment_engine import SegmentEngine
@@ -51,6 +52,9 @@ def note(index: StreamIndex, lane: int, segment: int, position: int, header: Hea
         least_ms = largest_ms = stored_ms
     index.note(lane, segment, position, header.size_bytes, least_ms, largest_ms, stored_ms, garbage)
 
+
+KNOWN_MAX: Final = 10_000
+"""Shards whose state is at hand without a look-up."""
 
 PROGRESS_BYTES: Final = 64 << 20
 """How often progress is told."""
@@ -79,58 +83,72 @@ class Replay:
         self._progress = progress
         self._told = 0
         self._segment = log.segments()[0]
-        self._runs = OffsetRuns(self._expected)
-        self.losses: list[Loss] = []
+        self._gaps: list[Loss] = []
+        self._known: dict[int, tuple[SegmentShard | None, ShardConfig]] = {}
 
     def apply(self, found: Found) -> None:
         position, header, body = found
         segment = self._segment
         if not segment.start <= position < segment.end:
             segment = self._segment = self._log.segment_at(position)
-        state = self._state(header.shard)
-        end = position + header.size_bytes
+        state, config = self._known.get(header.shard) or self._meet(header.shard)
+        size = header.size_bytes
         index = self._index
         holds_records = header.kind in (COLUMNAR, KAFKA)
-        is_plain = holds_records and not header.flags
         is_live = holds_records and state is not None and header.last_offset >= state.start_offset
         is_counted = header.kind == DELETES and state is not None
-        garbage = 0 if is_live or is_counted else header.size_bytes
+        garbage = 0 if is_live or is_counted else size
         with index.lock:
-            if is_plain:
+            if holds_records and not header.flags:
                 index.make_room()
             else:
                 index.flush()
             note(index, self._lane, segment.start, position, header, garbage)
             if is_live and state is not None:
-                self._records(state, header, position, body)
+                self._records(state, config, header, position, body)
             elif not holds_records:
                 self._event(state, header, position, body)
-        done = self._done_before + end - self._start
+        done = self._done_before + position + size - self._start
         if self._progress is not None and done - self._told >= PROGRESS_BYTES:
             self._told = done
             self._progress(done, self._total)
 
-    def _records(self, state: SegmentShard, header: Header, position: int, body: bytes) -> None:
-        config = self._engine.config_of(header.shard)
+    def lost(self) -> list[Loss]:
+        """Offsets that no frame was found for, once all were seen: copies lie out of order."""
+        found = []
+        for loss in self._gaps:
+            entry = next(self._index.entries(loss.shard, loss.first_offset), None)
+            if entry is None or entry.base_offset > loss.first_offset:
+                found.append(loss)
+        return found
+
+    def _meet(self, shard: int) -> tuple[SegmentShard | None, ShardConfig]:
+        if len(self._known) >= KNOWN_MAX:
+            self._known.clear()
+        state = self._state(shard)
+        known = self._known[shard] = (state, ShardConfig() if state is None else self._engine.config_of(shard))
+        return known
+
+    def _records(self, state: SegmentShard, config: ShardConfig, header: Header, position: int, body: bytes) -> None:
+        base, last = header.base_offset, header.last_offset
         has_words = header.kind == COLUMNAR and body[4:6] != b"\x03\x00"
-        is_edge = header.base_offset < state.start_offset
+        is_edge = base < state.start_offset
         batch = decode_batch(header, body) if header.records and (has_words or header.flags or is_edge) else None
         words = Words(batch, config) if has_words else NO_WORDS
-        entry = entry_of(header, position, words, first_expiry(batch, header.base_offset, state.start_offset))
+        entry = entry_of(header, position, words, first_expiry(batch, base, state.start_offset))
         if header.flags & REWRITTEN:
             self._index.replace(state, entry, batch, config, lambda old: self._load(state, old), self._segment_of)
         else:
             if is_edge and batch is not None:
-                state.skipped = index_of(batch, header.base_offset, state.start_offset)
+                state.skipped = index_of(batch, base, state.start_offset)
             if header.flags & RELOCATED:
                 self._index.move(state, entry, batch, config, self._segment_of)
             else:
-                loss = self._runs.follow(header)
-                if loss is not None and header.base_offset > state.start_offset:
-                    self.losses.append(loss)
+                if base > state.next_offset:
+                    self._gaps.append(Loss(state.number, state.next_offset, base - 1))
                 self._index.add(state, entry, words, config)
-        state.next_offset = max(state.next_offset, header.last_offset + 1)
-        state.settle()
+        if last >= state.next_offset:
+            state.next_offset = state.high_watermark = last + 1
 
     def _event(self, state: SegmentShard | None, header: Header, position: int, body: bytes) -> None:
         if header.kind == DROP:
@@ -161,10 +179,6 @@ class Replay:
             return self._engine.state_of(shard)
         except (ShardNotFoundError, InvalidArgumentError):
             return None
-
-    def _expected(self, shard: int) -> int | None:
-        state = self._state(shard)
-        return None if state is None or state.frames == 0 else state.next_offset
 
     def _segment_of(self, position: int) -> int:
         try:

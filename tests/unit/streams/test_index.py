@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.streams.segment_rig import SegmentRig, explain
+from tests.unit.streams.segment_rig import INDEX, SegmentRig, explain
 
 from basaltmq.errors import CorruptionError
 from basaltmq.log.record import Record
 from basaltmq.store import keys
+from basaltmq.store.batch import Batch
 from basaltmq.streams.adapter import Otherwise
 from basaltmq.streams.index_rows import Entry, SegmentStats
 
@@ -151,4 +153,38 @@ def test_zeros_where_the_index_knows_frames_are_found_although_the_length_is_rig
     rig.open()
     assert [record.value for record in rig.drained(shard)] == [b"0", b"1", b"2"]
     assert rig.engine.quarantined
+    rig.close()
+
+
+@pytest.mark.spec("D4")
+@pytest.mark.promise("P6", "P10")
+@pytest.mark.parametrize("what", ["trim", "delete"])
+def test_an_index_that_a_power_loss_threw_back_follows_the_shard_rows_again(tmp_path: Path, what: str) -> None:
+    rig = SegmentRig(tmp_path)
+    shard, other = rig.shard(), rig.shard()
+    for number in range(6):
+        rig.put(shard, Record(b"%d" % number, b"k", (), (b"t",)))
+        rig.put(other, b"kept")
+    rig.engine.checkpoint()
+    old = dict(rig.store.scan(INDEX))
+    end = rig.engine.lanes[0].log.end
+    if what == "trim":
+        rig.engine.delete_records_before(shard, 4)
+    else:
+        rig.engine.delete_shard(shard)
+    rig.crash()
+    # The disk has the shard rows, which were synced, but neither the index nor the frame that announced the change.
+    rig.wipe_index()
+    batch = Batch()
+    for key, value in old.items():
+        batch.put(INDEX, key, value)
+    rig.store.write(batch)
+    os.truncate(next((tmp_path / "log" / "0000").glob("*.log")), end)
+    rig.open()
+    offsets = {keys.decode_frame_key(key)[1] for key in rig.rows_of(shard) if key[:1] == b"O"}
+    assert offsets == ({4, 5} if what == "trim" else set())
+    before = rig.rows()
+    after = rig.rebuilt()
+    assert after == before, explain(before, after)
+    assert len(rig.drained(other)) == 6
     rig.close()
