@@ -35,7 +35,7 @@ from basaltmq.catalog.kinds import BY_LABEL, NEVER_AT_TOP, PARENTS, Kind
 from basaltmq.catalog.lifecycle import Lifecycle
 from basaltmq.catalog.objects import Action, CatalogObject, Event, NewObject, Page
 from basaltmq.catalog.record import NAME, ROOT, ConfiguredRecord, check_name, decode_parent, decode_value
-from basaltmq.errors import CorruptionError, InvalidArgumentError, NotFoundError
+from basaltmq.errors import AlreadyExistsError, CorruptionError, InvalidArgumentError, NotFoundError
 from basaltmq.ids import Ids
 from basaltmq.store import keys
 from basaltmq.store.api import Store
@@ -158,6 +158,8 @@ class Catalog:
         _require_id(parent)
         if not isinstance(limit, int) or not 0 < limit <= PAGE_MAX:
             raise InvalidArgumentError(f"a page has 1 to {PAGE_MAX} objects, not {limit!r:.80}")
+        if self._deletions and not self._is_reached(parent):
+            return Page([], None)
         prefix = keys.object_name_prefix(parent, kind)
         start, end = keys.prefix_range(prefix)
         if start_after is not None:
@@ -308,6 +310,11 @@ class Catalog:
 
     def _records(self, objects: list[NewObject]) -> list[ConfiguredRecord]:
         ids = [each.id or UUID(bytes=made) for each, made in zip(objects, self._ids.many(len(objects)), strict=True)]
+        for object_id in ids if self._deletions else ():
+            if self._deletions.is_root(object_id):
+                raise AlreadyExistsError(
+                    f"object {object_id} is still being deleted with all under it; purge first, or choose another id"
+                )
         together = {object_id: each.kind for object_id, each in zip(ids, objects, strict=True)}
         records = []
         parents: dict[UUID, dict[str, UUID]] = {ROOT: {}}

@@ -60,6 +60,10 @@ class Deletions:
     def __bool__(self) -> bool:
         return bool(self._pending)
 
+    def is_root(self, object_id: UUID) -> bool:
+        """Whether what stood under this object is still to be deleted; until then nobody may have its id."""
+        return object_id in self._pending
+
     def load(self) -> None:
         """Find what a crash left unfinished."""
         self._walk = None

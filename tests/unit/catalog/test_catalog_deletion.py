@@ -10,9 +10,9 @@ from tests.unit.catalog.stores import CountingStore, rows
 from basaltmq.catalog import deletion
 from basaltmq.catalog.catalog import Catalog
 from basaltmq.catalog.kinds import Kind
-from basaltmq.catalog.objects import Action, Event, NewObject
+from basaltmq.catalog.objects import Action, Event, NewObject, Page
 from basaltmq.catalog.record import ConfiguredRecord
-from basaltmq.errors import CorruptionError, NotFoundError
+from basaltmq.errors import AlreadyExistsError, CorruptionError, NotFoundError
 from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
@@ -189,3 +189,21 @@ def test_a_circle_that_damage_made_does_not_hang_a_deletion() -> None:
         catalog.delete(vhost.id)
     catalog.rebuild_names()
     assert catalog.delete(vhost.id) == 2
+
+
+@pytest.mark.promise("P10")
+def test_the_id_of_a_root_whose_subtree_is_being_deleted_cannot_be_used(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deletion, "OBJECTS_PER_BATCH_MAX", 4)
+    vhost = tree(catalog)
+    inside = [each.id for each in catalog.children(vhost)]
+    catalog.start_delete(vhost)
+    assert catalog.page(Kind.TOPIC, vhost, limit=1) == Page([], None)
+    with pytest.raises(AlreadyExistsError, match=f"{vhost} is still being deleted"):
+        catalog.create_many([NewObject(Kind.VHOST, "/", id=vhost)])
+    assert [catalog.get(each) for each in inside] == [None] * len(inside)
+    while catalog.is_purging:
+        catalog.purge()
+    catalog.create_many([NewObject(Kind.VHOST, "/", id=vhost)])
+    assert list(catalog.children(vhost)) == []
