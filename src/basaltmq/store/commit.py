@@ -39,6 +39,7 @@ from basaltmq.errors import (
 )
 from basaltmq.store.api import Store
 from basaltmq.store.batch import BATCH_BYTES_MAX, Batch
+from basaltmq.store.forks import in_child
 
 GROUP_BYTES_MAX: Final = BATCH_BYTES_MAX
 """What `submit` lets wait for one sync; past it the disk is behind and the submitter is told so."""
@@ -150,6 +151,7 @@ class GroupSync:
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="basalt-sync", daemon=True)
         self._thread.start()
+        in_child(self._cut_off)
 
     def durable(self) -> asyncio.Future[None]:
         """A future of the running loop that resolves when everything written so far is durable."""
@@ -184,6 +186,12 @@ class GroupSync:
             self._require_open()
             self._group.futures.setdefault(loop, []).extend(futures)
             self._wake_up()
+
+    def _cut_off(self) -> None:
+        """This is a forked child, without the sync thread: nothing can be confirmed here."""
+        self._lock = threading.Lock()
+        self._closing = True
+        self._group = _Group()
 
     def _require_open(self) -> None:
         if self._closing:

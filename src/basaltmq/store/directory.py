@@ -38,6 +38,7 @@ from basaltmq.errors import (
     StoreReadOnlyError,
     StoreTooNewError,
 )
+from basaltmq.store.forks import in_child
 
 FORMAT: Final = "basalt-store"
 FORMAT_VERSION: Final = 1
@@ -201,6 +202,7 @@ class _Lock:
         self._path = path
         self._fd = fd
         self._made = made
+        in_child(self._let_go)
 
     def claim(self) -> None:
         self._made = False
@@ -208,9 +210,17 @@ class _Lock:
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
+        if self._fd < 0:
+            return
         if self._made:
             self._path.unlink(missing_ok=True)
-        os.close(self._fd)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Also in a forked child, whose handle would hold the lock past the end of its parent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 def _take_lock(directory: Path) -> _Lock:

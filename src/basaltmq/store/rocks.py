@@ -21,6 +21,7 @@ about 3 us, the first row of a scan 6 us, each further one 1 us.
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -47,6 +48,7 @@ from basaltmq.store.batch import BATCH_BYTES_MAX, DELETE, PUT, Batch
 from basaltmq.store.checkpoint import write_checkpoint
 from basaltmq.store.directory import MARKER, read_marker
 from basaltmq.store.families import Family
+from basaltmq.store.forks import in_child, never_free
 from basaltmq.store.options import StoreOptions
 from basaltmq.store.rocks_cursor import Cursor, RocksSnapshot
 from basaltmq.store.rocks_errors import translate
@@ -107,6 +109,8 @@ class RocksStore:
         self._unlogged.no_slowdown = True
         # The stub says it is a method; it is a property.
         self._unlogged.disable_wal = True  # type: ignore[method-assign, assignment]
+        self._pid = os.getpid()
+        in_child(self._cut_off)
 
     def get(self, family: Family, key: bytes) -> bytes | None:
         self.require_open()
@@ -229,6 +233,17 @@ class RocksStore:
                 self._error = StorePoisonedError(
                     f"the store at {self.path} stopped after an I/O error and must be opened again: {error}"
                 )
+
+    def _cut_off(self) -> None:
+        """This is a forked child (see `forks`). Whoever held a lock is not here to let it go."""
+        self._lock = threading.Lock()
+        self._close_lock = threading.Lock()
+        if not isinstance(self._error, StoreClosedError):
+            never_free([*self._families, *self._handles, *self._cursors, self._database])
+            self._error = StoreClosedError(
+                f"the store at {self.path} was opened by process {self._pid}; "
+                "a forked child cannot use it: open a view in the child, or the store once the parent has closed it"
+            )
 
     def close(self) -> None:
         with self._close_lock:
