@@ -396,7 +396,11 @@ class QueuePlane:
         return self._do(lambda change: self._queue(name).extend(change, token, visibility_ms, ids))
 
     def browse(self, name: str, count: int = 100, *, after: bytes = b"") -> list[Message]:
-        """Ready messages in key order, nothing changed. Go on with `after` = the last one's `key()`."""
+        """Ready messages in key order, nothing changed. Page through a queue with `browse_page`."""
+        return self.browse_page(name, count, after=after)[0]
+
+    def browse_page(self, name: str, count: int = 100, *, after: bytes = b"") -> tuple[list[Message], bytes]:
+        """Ready messages in key order, nothing changed, and what to go on `after`."""
         with self._lock:
             return self._queue(name).browse(count, after)
 

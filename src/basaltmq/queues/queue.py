@@ -576,10 +576,10 @@ class Queue:
         row = encode_row(message)
         return rows.wrap(row, flags, body_id, body_bytes) if flags else row
 
-    def browse(self, count: int, after: bytes = b"") -> list[Message]:
-        """Ready messages in key order without changing anything; go on behind the last one's key."""
+    def browse(self, count: int, after: bytes = b"") -> tuple[list[Message], bytes]:
+        """Ready messages in key order without changing anything, and the key to go on behind."""
         self.settle_down(self.used_ns)
         entries = self.backing.browse(after, count)
         apart = [e for e in entries if e.flags & APART]
         bodies = dict(zip([e.key for e in apart], self.shared.content.get_many(apart), strict=True))
-        return [self.open(e, bodies.get(e.key)) for e in entries]
+        return [self.open(e, bodies.get(e.key)) for e in entries], entries[-1].key if entries else after
