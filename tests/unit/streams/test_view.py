@@ -1,0 +1,721 @@
+"""Views of streams from beside the process that writes them."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.streams.view_rig import START_MS, Writer, seen, values
+
+import basaltmq
+from basaltmq.errors import (
+    CorruptionError,
+    GroupNotFoundError,
+    InvalidArgumentError,
+    LimitExceededError,
+    OffsetOutOfRangeError,
+    StorageError,
+    StoreClosedError,
+    StoreNotFoundError,
+    StoreStalledError,
+    TopicNotFoundError,
+)
+from basaltmq.log.committed import NAME
+from basaltmq.log.record import Record
+from basaltmq.streams import segment_cleaner
+from basaltmq.streams import view as view_module
+from basaltmq.streams.segment_view import SegmentView
+from basaltmq.streams.view import StreamView
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[Writer]:
+    made = Writer(tmp_path / "data")
+    yield made
+    made.close()
+
+
+def open_view(writer: Writer) -> StreamView:
+    return StreamView.open(writer.path, clock_ms=writer.clock_ms)
+
+
+@pytest.mark.spec("B1")
+@pytest.mark.promise("P3")
+def test_a_view_shows_topics_records_and_groups_of_a_running_writer(writer: Writer) -> None:
+    writer.create("orders", partitions=2)
+    writer.create("rocks", engine="rocksdb")
+    for at in range(20):
+        writer.now_ms = START_MS + at
+        key = b"even" if at % 2 == 0 else b"odd"
+        record = Record(b"v%d" % at, key, (("h", b"x"),), (b"t%d" % (at % 5),))
+        writer.put("orders", record, partition=at % 2)
+        writer.put("rocks", record)
+    writer.plane.offsets.commit("billing", {(writer.plane.topics.get("orders").id, 1): 4})
+    with open_view(writer) as view:
+        assert [topic.name for topic in view.topics()] == ["orders", "rocks"]
+        assert [topic.name for topic in view.topics(after="orders")] == ["rocks"]
+        assert view.topic("orders") == writer.plane.topics.get("orders")
+        for topic, partition in (("orders", 0), ("orders", 1), ("rocks", 0)):
+            assert seen(view, topic, partition) == writer.read_all(topic, partition)
+            assert view.info(topic, partition) == writer.plane.drivers.info(topic, partition)
+        for topic, partition, key in (("orders", 0, b"even"), ("rocks", 0, b"odd")):
+            assert len(view.read(topic, partition, 0, key=key)) == 10
+            assert len(view.read(topic, partition, 0, key=b"other")) == 0
+            assert {record.tags for record in view.read(topic, 0, 0, tag=b"t2").records()} == {(b"t2",)}
+        assert view.offset_at("orders", 0, START_MS + 7) == 4
+        assert view.offset_at("orders", 0, START_MS + 700) == 10
+        assert list(view.groups()) == ["billing"]
+        [lag] = view.lag("billing")
+        assert (lag.topic, lag.partition, lag.committed, lag.lag) == ("orders", 1, 4, 6)
+        assert len(view.read("orders", 0, 0, max_records=3)) == 3
+        assert view.read("orders", 0, 10).records() == []
+
+
+@pytest.mark.promise("P3")
+def test_what_is_not_synced_is_not_shown_of_a_synced_topic_and_is_of_a_written_one(writer: Writer) -> None:
+    writer.create("safe")
+    writer.create("quick", durability="written")
+    writer.put("safe", b"one")
+    writer.put("safe", b"two", b"three", wait=False)
+    writer.put("quick", b"fast", wait=False)
+    with open_view(writer) as view:
+        assert values(view, "safe") == [b"one"]
+        info = view.info("safe", 0)
+        assert (info.high_watermark, info.next_offset, info.records) == (1, 1, 1)
+        assert values(view, "quick") == [b"fast"]
+        # The index may be flushed before the log is synced.
+        writer.engine.index.harden()
+        view.refresh()
+        assert values(view, "safe") == [b"one"]
+        assert view.info("safe", 0).records == 1
+        assert values(view, "quick") == [b"fast"]
+        assert view.offset_at("safe", 0, START_MS) == 0
+        assert len(view.read("safe", 0, 0, key=b"two")) == 0
+        writer.engine.sync()
+        view.refresh()
+        assert values(view, "safe") == [b"one", b"two", b"three"]
+        assert view.info("safe", 0).records == 3
+
+
+@pytest.mark.promise("P3")
+def test_a_record_appears_when_its_sync_has_returned_and_not_before(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer.create("safe")
+    writer.put("safe", b"one")
+    entered, gate = threading.Event(), threading.Event()
+    real = os.fdatasync
+
+    def gated(fd: int) -> None:
+        entered.set()
+        assert gate.wait(30)
+        real(fd)
+
+    with open_view(writer) as view:
+        monkeypatch.setattr(os, "fdatasync", gated)
+        appending = threading.Thread(target=lambda: writer.put("safe", b"two"))
+        appending.start()
+        assert entered.wait(30)
+        view.refresh()
+        assert values(view, "safe") == [b"one"]
+        gate.set()
+        appending.join(30)
+        view.refresh()
+        assert values(view, "safe") == [b"one", b"two"]
+
+
+@pytest.mark.promise("P3")
+def test_copies_made_by_cleaning_are_shown_before_they_are_synced(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer.create("kept")
+    writer.create("gone")
+    # All of what is kept lies in the first segment, so that its last frame is a copy too.
+    for at in range(40):
+        writer.put("kept" if at in (3, 7) else "gone", b"%d" % at * 100)
+    before = values_of(writer, "kept")
+    writer.plane.topics.delete("gone")
+    monkeypatch.setattr(segment_cleaner, "RELOCATED_BYTES_PER_STEP", 1)
+    cleaner = writer.engine._cleaner
+    while len(writer.engine.lanes[0].log.segments()) > 1:
+        assert cleaner.clean()
+        entries = list(writer.engine.index.entries(writer.plane.topics.get("kept").shards[0], 0))
+        if all(entry.position >= writer.engine.lanes[0].log.synced_position for entry in entries):
+            break
+    assert writer.engine.lanes[0].log.synced_position < writer.engine.lanes[0].log.end
+    with open_view(writer) as view:
+        assert values(view, "kept") == before
+        writer.engine.index.harden()
+        view.refresh()
+        assert values(view, "kept") == before
+        assert view.info("kept", 0).records == len(before)
+
+
+def values_of(writer: Writer, topic: str) -> list[bytes]:
+    return [record.value for record in writer.read_all(topic)]
+
+
+def test_refreshing_reads_only_what_was_appended_since(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    frames: list[int] = []
+    real = SegmentView.catch_up
+
+    def counted(self: SegmentView, limits: Any, **how: Any) -> int:
+        frames.append(real(self, limits, **how))
+        return frames[-1]
+
+    monkeypatch.setattr(SegmentView, "catch_up", counted)
+    writer.create("orders")
+    for at in range(30):
+        writer.put("orders", b"%d" % at)
+    with open_view(writer) as view:
+        assert frames == [30]
+        view.refresh()
+        writer.put("orders", b"30")
+        writer.put("orders", b"31")
+        view.refresh()
+        assert frames == [30, 0, 2]
+        assert values(view, "orders") == [b"%d" % at for at in range(32)]
+        # A change of the store that flushes nothing costs a look at the store, not at the log.
+        writer.create("another")
+        view.refresh()
+        assert view.topic("another").name == "another"
+        assert frames == [30, 0, 2, 0]
+
+
+@pytest.mark.promise("P8")
+def test_when_the_writer_flushes_its_index_the_view_forgets_its_own(writer: Writer) -> None:
+    writer.create("orders")
+    with open_view(writer) as view:
+        for at in range(5):
+            for each in range(20):
+                writer.put("orders", b"%d" % (20 * at + each), wait=False)
+            writer.engine.checkpoint()
+            writer.put("orders", b"tail")
+            view.refresh()
+            assert view._stores is not None
+            assert view._stores.frames == 1
+            assert view.info("orders", 0).records == 21 * (at + 1)
+
+
+@pytest.mark.promise("P8")
+def test_an_index_too_far_behind_is_refused_by_name(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer.create("orders")
+    for at in range(12):
+        writer.put("orders", b"%d" % at)
+    monkeypatch.setattr(view_module, "CAUGHT_UP_FRAMES_MAX", 10)
+    with pytest.raises(LimitExceededError, match="behind its log; open the store for writing once"):
+        open_view(writer)
+    writer.engine.checkpoint()
+    with open_view(writer) as view:
+        assert len(values(view, "orders")) == 12
+
+
+@pytest.mark.promise("P10")
+def test_topics_that_come_go_and_come_again_are_followed(writer: Writer) -> None:
+    writer.create("first")
+    writer.put("first", b"a")
+    with open_view(writer) as view:
+        writer.create("second")
+        writer.put("second", b"b")
+        view.refresh()
+        assert values(view, "second") == [b"b"]
+        writer.plane.topics.delete("second")
+        view.refresh()
+        with pytest.raises(TopicNotFoundError):
+            view.read("second", 0, 0)
+        writer.create("second")
+        view.refresh()
+        assert values(view, "second") == []
+        writer.put("second", b"c")
+        view.refresh()
+        assert values(view, "second") == [b"c"]
+        assert [topic.name for topic in view.topics()] == ["first", "second"]
+
+
+def test_a_shard_made_between_two_looks_at_the_store_is_not_skipped(writer: Writer) -> None:
+    writer.create("first")
+    with open_view(writer) as view:
+        view._gather_due_s = float("inf")
+        writer.create("second")
+        writer.put("second", b"b")
+        assert view.wait(10)
+        assert values(view, "second") == [b"b"]
+
+
+def test_deletes_trims_and_compaction_are_followed(writer: Writer) -> None:
+    writer.create("orders")
+    writer.create("latest", compact=True)
+    for at in range(30):
+        writer.put("orders", Record(b"%d" % at, b"k%d" % (at % 3)), wait=False)
+        writer.put("latest", Record(b"%d" % at, b"k%d" % (at % 3)), wait=False)
+    writer.engine.sync()
+    with open_view(writer) as view:
+        writer.plane.drivers.delete_by_key("orders", 0, b"k1")
+        writer.plane.drivers.delete_by_offset("orders", 0, [3, 5])
+        view.refresh()
+        assert seen(view, "orders") == writer.read_all("orders")
+        assert view.info("orders", 0) == writer.plane.drivers.info("orders", 0)
+        writer.plane.drivers.delete_records_before("orders", 0, 10)
+        writer.clean()
+        view.refresh()
+        assert seen(view, "orders") == writer.read_all("orders")
+        assert values(view, "latest") == [b"27", b"28", b"29"]
+        for topic in ("orders", "latest"):
+            assert view.info(topic, 0) == writer.plane.drivers.info(topic, 0)
+        with pytest.raises(OffsetOutOfRangeError) as caught:
+            view.read("orders", 0, 2)
+        assert (caught.value.earliest, caught.value.latest) == (10, 30)
+
+
+def test_a_start_that_moved_between_two_looks_at_the_store_is_followed(writer: Writer) -> None:
+    writer.create("orders")
+    for at in range(10):
+        writer.put("orders", b"%d" % at)
+    with open_view(writer) as view:
+        view._gather_due_s = float("inf")
+        writer.plane.drivers.delete_records_before("orders", 0, 6)
+        writer.put("orders", b"10")
+        assert view.wait(10)
+        assert view.info("orders", 0).high_watermark == 11
+        view.refresh()
+        assert view.info("orders", 0) == writer.plane.drivers.info("orders", 0)
+        assert seen(view, "orders") == writer.read_all("orders")
+
+
+@pytest.mark.spec("E5")
+def test_cleaning_that_deletes_segments_under_a_reader_is_followed_without_a_refresh(writer: Writer) -> None:
+    writer.create("kept")
+    writer.create("gone")
+    for at in range(60):
+        writer.put("kept" if at % 6 == 0 else "gone", b"%d" % at * 100)
+    expected = writer.read_all("kept")
+    with open_view(writer) as view:
+        first = view.read("kept", 0, 0, max_records=1)
+        writer.plane.topics.delete("gone")
+        starts = [segment.start for segment in writer.engine.lanes[0].log.segments()]
+        writer.clean()
+        left = [segment.start for segment in writer.engine.lanes[0].log.segments()]
+        assert not set(starts[:-1]) & set(left)
+        found = first.records()
+        offset = first.next_offset
+        while True:
+            batch = view.read("kept", 0, offset, max_records=1)
+            if batch.next_offset == offset:
+                break
+            found += batch.records()
+            offset = batch.next_offset
+        assert found == expected
+
+
+def test_cleaning_between_the_look_at_the_store_and_that_at_the_log_is_noticed(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer.create("kept")
+    writer.create("gone")
+    for at in range(60):
+        writer.put("kept" if at % 6 == 0 else "gone", b"%d" % at * 100)
+    expected = writer.read_all("kept")
+    real = StreamView._gather
+    cleaned: list[int] = []
+
+    def gather(self: StreamView, stamp: Any) -> None:
+        real(self, stamp)
+        if not cleaned:
+            cleaned.append(1)
+            writer.plane.topics.delete("gone")
+            writer.clean()
+
+    monkeypatch.setattr(StreamView, "_gather", gather)
+    before = writer.engine.lanes[0].log.start
+    with open_view(writer) as view:
+        assert writer.engine.lanes[0].log.start > before
+        assert seen(view, "kept") == expected
+        assert [topic.name for topic in view.topics()] == ["kept"]
+
+
+def test_a_segment_that_is_missing_for_good_is_said_and_does_not_go_round_for_ever(writer: Writer) -> None:
+    writer.create("orders")
+    for at in range(60):
+        writer.put("orders", b"%d" % at * 100)
+    writer.engine.checkpoint()
+    with open_view(writer) as view:
+        os.unlink(writer.engine.lanes[0].log.segments()[0].path)
+        with pytest.raises((StoreStalledError, CorruptionError)):
+            view.read("orders", 0, 0)
+        assert view.read("orders", 0, 59).records()[0].value == b"59" * 100
+
+
+@pytest.mark.promise("P7")
+def test_a_crashed_store_is_shown_without_its_torn_tail_and_left_as_it_is(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "data")
+    writer.create("orders")
+    writer.create("quick", durability="written")
+    for at in range(10):
+        writer.put("orders", b"%d" % at)
+        writer.put("quick", b"%d" % at)
+    last = writer.engine.lanes[0].log.segments()[-1].path
+    writer.kill()
+    with open(last, "ab") as file:
+        file.write(b"BSFM and half a frame")
+    before = listing(tmp_path / "data")
+    with open_view(writer) as view:
+        assert values(view, "orders") == values(view, "quick") == [b"%d" % at for at in range(10)]
+        assert not view.wait(0)
+    assert listing(tmp_path / "data") == before
+
+
+def listing(path: Path) -> list[tuple[str, int, int]]:
+    return sorted(
+        (str(each.relative_to(path)), each.stat().st_size, each.stat().st_mtime_ns) for each in path.rglob("*")
+    )
+
+
+@pytest.mark.promise("P7")
+def test_damage_in_the_middle_costs_that_frame_and_no_other(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "data")
+    writer.create("orders")
+    for at in range(10):
+        writer.put("orders", b"%d" % at * 50)
+    log = writer.engine.lanes[0].log
+    entry = next(writer.engine.index.entries(writer.plane.topics.get("orders").shards[0], 4))
+    writer.kill()
+    with open(log.segments()[0].path, "r+b") as file:
+        file.seek(entry.position + 90)
+        file.write(b"\xff\xff")
+    with open_view(writer) as view:
+        assert [record.offset for record in seen(view, "orders")] == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+        assert view._segments is not None
+        assert len(view._segments.damages) == 1
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "flipped"])
+@pytest.mark.promise("P3")
+def test_without_a_word_of_the_writer_a_view_makes_durable_what_it_shows(
+    writer: Writer, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer.create("orders")
+    writer.put("orders", b"one")
+    mark = writer.engine.lanes[0].log.path / NAME
+    if damage == "missing":
+        mark.unlink()
+    elif damage == "empty":
+        os.truncate(mark, 0)
+    else:
+        mark.write_bytes(b"\xff" + mark.read_bytes()[1:])
+    writer.put("orders", b"two", wait=False)
+    synced: list[str] = []
+    real = os.fdatasync
+
+    def watched(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        real(fd)
+
+    monkeypatch.setattr(os, "fdatasync", watched)
+    with open_view(writer) as view:
+        assert values(view, "orders") == [b"one", b"two"]
+        assert synced == [str(segment.path) for segment in writer.engine.lanes[0].log.segments()]
+
+
+@pytest.mark.promise("P3")
+def test_what_a_view_shows_of_a_rocksdb_topic_is_durable(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer.create("rocks", engine="rocksdb")
+    writer.put("rocks", b"one", wait=False)
+    synced: list[str] = []
+    real = os.fdatasync
+
+    def watched(fd: int) -> None:
+        synced.append(os.path.splitext(os.readlink(f"/proc/self/fd/{fd}"))[1])
+        real(fd)
+
+    with open_view(writer) as view:
+        monkeypatch.setattr(os, "fdatasync", watched)
+        assert values(view, "rocks") == [b"one"]
+        assert synced
+        assert set(synced) == {".log"}
+
+
+@pytest.mark.promise("P3")
+def test_a_log_that_a_restarted_writer_cut_back_and_wrote_on_is_read_anew(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "data")
+    writer.create("orders", durability="written")
+    for at in range(5):
+        writer.put("orders", b"old%d" % at)
+    with open_view(writer) as view:
+        assert len(values(view, "orders")) == 5
+        entry = next(writer.engine.index.entries(writer.plane.topics.get("orders").shards[0], 3))
+        path = writer.engine.lanes[0].log.segments()[0].path
+        writer.kill()
+        # The last two frames rot; recovery cuts them off, and other records take their place.
+        with open(path, "r+b") as file:
+            file.seek(entry.position)
+            file.write(b"\xff" * 400)
+        writer.open()
+        writer.put("orders", b"new")
+        assert [record.value for record in writer.read_all("orders")] == [b"old0", b"old1", b"old2", b"new"]
+        view.refresh()
+        assert values(view, "orders") == [b"old0", b"old1", b"old2", b"new"]
+        writer.close()
+        view.refresh()
+        assert values(view, "orders") == [b"old0", b"old1", b"old2", b"new"]
+
+
+def test_memory_topics_are_listed_and_reading_them_says_why_not(writer: Writer) -> None:
+    writer.create("ram", engine="memory")
+    writer.put("ram", b"x")
+    writer.plane.offsets.commit("g", {(writer.plane.topics.get("ram").id, 0): 1})
+    with open_view(writer) as view:
+        info = view.info("ram", 0)
+        assert (info.records, info.size_bytes) == (0, 0)
+        with pytest.raises(InvalidArgumentError, match="'ram' is kept by the memory engine"):
+            view.read("ram", 0, 0)
+        with pytest.raises(InvalidArgumentError, match="memory engine"):
+            view.offset_at("ram", 0, 5)
+        assert view.lag("g")[0].committed == 1
+
+
+def test_a_topic_that_moves_to_another_engine_is_followed(writer: Writer) -> None:
+    from basaltmq.streams.shards import Engine
+
+    writer.create("orders")
+    for at in range(10):
+        writer.put("orders", b"%d" % at)
+    with open_view(writer) as view:
+        writer.plane.migration.run("orders", Engine.ROCKSDB)
+        writer.put("orders", b"10")
+        view.refresh()
+        assert values(view, "orders") == [b"%d" % at for at in range(11)]
+        writer.plane.migration.run("orders", Engine.SEGMENT)
+        writer.put("orders", b"11")
+        view.refresh()
+        assert values(view, "orders") == [b"%d" % at for at in range(12)]
+
+
+def test_several_lanes_are_caught_up_each_from_its_own_place(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "data", lanes=3)
+    writer.create("orders", partitions=12)
+    with open_view(writer) as view:
+        for at in range(120):
+            writer.put("orders", b"%d" % at, partition=at % 12, wait=False)
+        writer.engine.sync()
+        view.refresh()
+        for partition in range(12):
+            assert values(view, "orders", partition) == [b"%d" % at for at in range(partition, 120, 12)]
+    writer.close()
+
+
+@pytest.mark.spec("D1")
+def test_a_thousand_topics_are_listed_and_read(writer: Writer) -> None:
+    names = [f"topic-{at:04d}" for at in range(1000)]
+    writer.create(names[0])
+    config = writer.plane.topics.get(names[0]).config
+    for name in names[1:]:
+        writer.plane.topics.create(name, config)
+    for name in names:
+        writer.put(name, name.encode(), wait=False)
+    writer.engine.sync()
+    with open_view(writer) as view:
+        assert [topic.name for topic in view.topics()] == names
+        assert all(view.info(name, 0).records == 1 for name in names)
+        assert values(view, names[777]) == [names[777].encode()]
+
+
+def test_a_backup_with_its_log_is_read_and_one_without_says_what_is_missing(tmp_path: Path) -> None:
+    with basaltmq.open(tmp_path / "data") as db:
+        db.topic("orders").append([b"one", b"two"])
+        db.topic("rocks", engine="rocksdb").append(b"three")
+        db.backup(tmp_path / "backup")
+        db.store.checkpoint(tmp_path / "bare")
+    with StreamView.open(tmp_path / "backup") as view:
+        assert values(view, "orders") == [b"one", b"two"]
+        assert values(view, "rocks") == [b"three"]
+        assert not view.wait(0)
+    with StreamView.open(tmp_path / "bare") as view:
+        assert values(view, "rocks") == [b"three"]
+        assert view.info("orders", 0).records == 0
+        assert view.topic("orders").name == "orders"
+
+
+def test_an_index_without_its_log_says_where_the_log_should_be(writer: Writer) -> None:
+    writer.create("orders")
+    writer.put("orders", b"one")
+    writer.engine.checkpoint()
+    bare = writer.path.parent / "bare"
+    writer.store.checkpoint(bare)
+    with StreamView.open(bare) as view:
+        info = view.info("orders", 0)
+        assert (info.high_watermark, info.records, info.size_bytes) == (1, 0, 0)
+        with pytest.raises(StorageError, match="log/0000 is missing"):
+            view.read("orders", 0, 0)
+
+
+def test_an_empty_store_and_one_without_a_log_are_fine(tmp_path: Path) -> None:
+    with pytest.raises(StoreNotFoundError):
+        StreamView.open(tmp_path / "nothing")
+    basaltmq.open(tmp_path / "data").close()
+    shutil.rmtree(tmp_path / "data" / "log", ignore_errors=True)
+    with StreamView.open(tmp_path / "data") as view:
+        assert list(view.topics()) == []
+        assert list(view.groups()) == []
+        with pytest.raises(GroupNotFoundError):
+            view.lag("g")
+        with pytest.raises(TopicNotFoundError):
+            view.topic("orders")
+        writer = Writer(tmp_path / "data")
+        writer.create("orders")
+        writer.put("orders", b"one")
+        view.refresh()
+        assert values(view, "orders") == [b"one"]
+        writer.close()
+
+
+def test_waiting_ends_with_a_change_with_the_time_or_with_the_view(writer: Writer) -> None:
+    writer.create("orders")
+    with open_view(writer) as view:
+        assert not view.wait(0)
+        assert not view.wait(0.05)
+        writer.put("orders", b"one")
+        assert view.wait(30)
+        assert not view.wait(0)
+        assert values(view, "orders") == [b"one"]
+        found: list[bool] = []
+        waiting = threading.Thread(target=lambda: found.append(view.wait(30)))
+        waiting.start()
+        writer.put("orders", b"two")
+        waiting.join(30)
+        assert found == [True]
+        # The first change seen may have been the write, before its sync.
+        view.refresh()
+        assert values(view, "orders") == [b"one", b"two"]
+        waiting = threading.Thread(target=lambda: found.append(ended(view)))
+        waiting.start()
+    waiting.join(30)
+    assert found == [True, False]
+    for call in (view.refresh, lambda: view.wait(0), lambda: view.topic("orders"), lambda: list(view.topics())):
+        with pytest.raises(StoreClosedError):
+            call()
+    view.close()
+
+
+def ended(view: StreamView) -> bool:
+    """A wait that may come too late."""
+    try:
+        return view.wait(30)
+    except StoreClosedError:
+        return False
+
+
+def test_questions_that_make_no_sense_get_an_answer_that_does(writer: Writer) -> None:
+    writer.create("orders")
+    with open_view(writer) as view:
+        with pytest.raises(InvalidArgumentError, match="a key or a tag"):
+            view.read("orders", 0, 0, key=b"k", tag=b"t")
+        with pytest.raises(InvalidArgumentError, match="no partition 7"):
+            view.read("orders", 7, 0)
+        with pytest.raises(InvalidArgumentError):
+            view.read("orders", 0, -1)
+        with pytest.raises(InvalidArgumentError):
+            view.read("orders", 0, 0, max_records=0)
+
+
+def test_threads_share_a_view(writer: Writer) -> None:
+    writer.create("orders")
+    for at in range(50):
+        writer.put("orders", b"%d" % at, wait=False)
+    writer.engine.sync()
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(20):
+                assert len(values(view, "orders")) >= 50
+                view.refresh()
+        except BaseException as error:
+            failures.append(error)
+
+    with open_view(writer) as view:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for at in range(20):
+            writer.put("orders", b"more%d" % at)
+        for thread in threads:
+            thread.join(60)
+    assert failures == []
+
+
+@pytest.mark.promise("P3")
+@pytest.mark.promise("P10")
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_the_writer_does_the_view_says_what_the_writer_says(tmp_path: Path, seed: int) -> None:
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    writer = Writer(tmp_path / "data", segment_bytes=2048, lanes=1 + seed % 2)
+    made = 0
+    topics: list[str] = []
+    view = open_view(writer)
+    for step in range(150):
+        action = chance.randrange(100)
+        topic = chance.choice(topics) if topics else None
+        if topic is None or action < 5:
+            made += 1
+            name = f"t{made % 4}" if f"t{made % 4}" not in topics else f"n{made}"
+            durability = chance.choice(["synced", "written"])
+            writer.create(name, durability=durability, compact=chance.random() < 0.3)
+            topics.append(name)
+        elif action < 65:
+            count = chance.randrange(1, 6)
+            expire = writer.now_ms + chance.randrange(1, 2000) if chance.random() < 0.2 else 0
+            records = [
+                Record(b"%d-%d" % (step, at) * 20, b"k%d" % chance.randrange(5), (), (b"t%d" % (at % 2),), -1, expire)
+                for at in range(count)
+            ]
+            writer.put(topic, *records, wait=chance.random() < 0.5)
+        elif action < 70:
+            writer.plane.drivers.delete_by_key(topic, 0, b"k%d" % chance.randrange(5))
+        elif action < 75:
+            end = writer.plane.drivers.info(topic, 0).high_watermark
+            writer.plane.drivers.delete_by_offset(topic, 0, [chance.randrange(end + 1) for _ in range(5)])
+        elif action < 79:
+            end = writer.plane.drivers.info(topic, 0).high_watermark
+            writer.plane.drivers.delete_records_before(topic, 0, chance.randrange(end + 1))
+        elif action < 86:
+            writer.now_ms += chance.randrange(1500)
+            writer.engine.retain(writer.now_ms)
+        elif action < 89:
+            writer.clean()
+        elif action < 92:
+            writer.engine.checkpoint()
+        elif action < 94:
+            writer.plane.topics.delete(topic)
+            topics.remove(topic)
+        elif action < 97:
+            writer.close()
+            writer.open()
+        else:
+            writer.engine.sync()
+            writer.kill()
+            writer.open()
+        if chance.random() < 0.4:
+            if chance.random() < 0.1:
+                view.close()
+                view = open_view(writer)
+            writer.engine.sync()
+            view.refresh()
+            assert [each.name for each in view.topics()] == sorted(topics)
+            for each in topics:
+                assert seen(view, each) == writer.read_all(each), f"step {step}"
+                assert view.info(each, 0) == writer.plane.drivers.info(each, 0), f"step {step}"
+                key = b"k%d" % chance.randrange(5)
+                start = writer.plane.drivers.info(each, 0).start_offset
+                assert (
+                    view.read(each, 0, start, key=key).records()
+                    == writer.plane.drivers.read_by_key(each, 0, key, start).records()
+                )
+    view.close()
+    writer.close()

@@ -1,0 +1,110 @@
+"""A view beside a real process that writes, is killed and is started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from tests.unit.streams.view_child import TOPICS
+
+from basaltmq.errors import TopicNotFoundError
+from basaltmq.streams.view import StreamView
+
+CONFIRMED_PER_LIFE = 400
+LIVES = 3
+
+
+class Child:
+    """One life of the writer, and what it has confirmed so far."""
+
+    def __init__(self, path: Path) -> None:
+        self.confirmed: dict[str, dict[int, bytes]] = defaultdict(dict)
+        self.enough = threading.Event()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.unit.streams.view_child", str(path)],
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            words = line.split()
+            if not line.endswith(b"\n"):
+                break
+            self.confirmed[words[0].decode()][int(words[1])] = words[2]
+            if sum(map(len, self.confirmed.values())) >= CONFIRMED_PER_LIFE:
+                self.enough.set()
+        self.enough.set()
+
+    def kill(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait(30)
+        self._reader.join(30)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+@pytest.mark.promise("P1")
+@pytest.mark.promise("P3")
+def test_everything_confirmed_appears_in_order_through_kills_and_restarts(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    seen: dict[str, list[bytes]] = {topic: [] for topic in TOPICS}
+    confirmed: dict[str, dict[int, bytes]] = {topic: {} for topic in TOPICS}
+    view: StreamView | None = None
+    try:
+        for _ in range(LIVES):
+            child = Child(path)
+            try:
+                while not child.enough.wait(0.02):
+                    if view is None and (path / "log" / "0000" / "COMMITTED").exists():
+                        view = StreamView.open(path)
+                    if view is not None:
+                        view.wait(0.05)
+                        for topic in TOPICS:
+                            read_on(view, topic, seen[topic])
+            finally:
+                child.kill()
+            assert sum(map(len, child.confirmed.values())) >= CONFIRMED_PER_LIFE, "the writer ended on its own"
+            for topic in TOPICS:
+                confirmed[topic].update(child.confirmed[topic])
+            view = view or StreamView.open(path)
+            view.refresh()
+            with StreamView.open(path) as fresh:
+                for topic in TOPICS:
+                    read_on(view, topic, seen[topic])
+                    again: list[bytes] = []
+                    read_on(fresh, topic, again)
+                    assert again == seen[topic]
+                    assert fresh.info(topic, 0) == view.info(topic, 0)
+            for topic in TOPICS:
+                shown = seen[topic]
+                assert len(shown) > max(confirmed[topic])
+                assert all(shown[offset] == value for offset, value in confirmed[topic].items())
+            assert view.info("churn", 0).records <= 40
+    finally:
+        if view is not None:
+            view.close()
+
+
+def read_on(view: StreamView, topic: str, shown: list[bytes]) -> None:
+    """Take what is there beyond what was seen; offsets have no holes and never change what they mean."""
+    while True:
+        try:
+            batch = view.read(topic, 0, len(shown))
+        except TopicNotFoundError:
+            assert not shown, f"{topic} was there and is not any more"
+            return
+        records = batch.records()
+        assert [record.offset for record in records] == list(range(len(shown), len(shown) + len(records)))
+        shown += [record.value for record in records]
+        if not records:
+            return
