@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final, Protocol, Self, TypeAlias
 from uuid import UUID
 
-from basaltmq.errors import InvalidArgumentError, MessageNotFoundError, StoreOverfullError
+from basaltmq.errors import InvalidArgumentError, MessageNotFoundError, StoreOverfullError, TransactionError
 from basaltmq.messages import upgrade
 from basaltmq.messages.branches import PreparedBranch, decode_branch
 from basaltmq.messages.locks import EntryLocks
@@ -110,6 +110,10 @@ class MessageStore:
 
     def remove(self, message: StoredMessage) -> None:
         """Delete a message that is in no queue any more, in all families. Survives a process crash on return."""
+        if self.owner_of(message.id) is not None:
+            raise TransactionError(
+                f"message {message.id} belongs to a prepared branch; it can be removed once that is decided"
+            )
         batch = Batch()
         message.delete_rows(batch)
         self.write(batch, 0)

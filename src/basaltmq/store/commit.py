@@ -176,6 +176,10 @@ class GroupSync:
             raise StorageError(f"the last sync has not returned within {CLOSE_WAIT_S:.0f} s; the disk does not answer")
 
     def _join(self, member: _Member) -> None:
+        if threading.get_ident() == self._thread.ident:
+            raise InvalidArgumentError(
+                "a callback of a commit cannot wait for another commit: it runs on the thread that syncs; use submit"
+            )
         with self._lock:
             self._require_open()
             self._group.members.append(member)

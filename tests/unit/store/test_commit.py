@@ -534,3 +534,21 @@ def test_the_same_thread_may_run_one_loop_after_another(disk: SlowDisk, group: G
 
         asyncio.run(once(b"%d" % number))
     assert disk.syncs == 3
+
+
+def test_a_callback_that_would_wait_for_its_own_thread_is_refused_and_the_group_goes_on() -> None:
+    group = GroupCommit(MemoryStore())
+    met: Future[BaseException | None] = Future()
+
+    def commit_again(_: Future[None]) -> None:
+        try:
+            group.commit(Batch())
+        except BasaltError as error:
+            met.set_result(error)
+
+    group.submit(Batch()).add_done_callback(commit_again)
+    error = met.result(WAIT_S)
+    assert isinstance(error, InvalidArgumentError)
+    assert "use submit" in str(error)
+    group.commit(Batch())
+    group.close()

@@ -494,3 +494,15 @@ def test_a_step_asked_for_without_a_loop_leaves_the_branch_as_it_was(world: Worl
     with pytest.raises(RuntimeError, match="no running event loop"):
         world.xa.commit_async(XID)
     assert world.xa.commit(XID).committed
+
+
+@pytest.mark.spec("A6")
+def test_what_a_prepared_branch_brought_cannot_be_removed_under_it(world: World) -> None:
+    _, fresh = ended(world)
+    world.xa.prepare(XID)
+    for _ in range(2):
+        with pytest.raises(TransactionError, match="belongs to a prepared branch"):
+            world.messages.remove(world.messages.get_message(fresh.id))
+        world.reopen()
+    world.xa.commit(XID)
+    assert world.messages.get_content(fresh.id) == b"fresh"
