@@ -13,12 +13,6 @@ KILLS = 15
 LOSSES = 8
 ENGINES = ("rocksdb", "segment")
 
-LANE_NAMES_NOT_SYNCED = pytest.mark.xfail(
-    strict=True,
-    reason="Lane.open makes the lane's directory without syncing the directories above it: a power loss soon after the "
-    "first append takes the whole lane, confirmed records included",
-)
-
 
 @pytest.mark.spec("B6", "B7", "B8")
 @pytest.mark.promise("P1", "P2", "P3", "P10")
@@ -43,7 +37,7 @@ def test_after_kill_9_nothing_confirmed_or_written_is_lost_and_no_offset_is_used
 
 @pytest.mark.spec("B6", "B7", "B8")
 @pytest.mark.promise("P1", "P2", "P3", "P10")
-@pytest.mark.parametrize("engine", ["rocksdb", pytest.param("segment", marks=LANE_NAMES_NOT_SYNCED)])
+@pytest.mark.parametrize("engine", ["rocksdb", "segment"])
 @pytest.mark.parametrize("tails", [Tails.CUT, Tails.TORN])
 def test_after_power_loss_nothing_synced_or_seen_is_lost(
     forge: Forge, tmp_path: Path, engine: str, tails: Tails
