@@ -86,8 +86,9 @@ def write_checkpoint(
         _sync_directories(draft)
 
 
-def restore(checkpoint: Path, target: Path) -> None:
+def restore(checkpoint: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Copy a checkpoint to a directory of its own, ready to be opened as a store. Refuses a damaged checkpoint."""
+    checkpoint, target = Path(checkpoint), Path(target)
     marker = read_marker(checkpoint)
     if marker is None:
         raise NotAStoreError(f"there is no checkpoint at {checkpoint}")

@@ -8,6 +8,7 @@ read-only RocksDB on files gathered elsewhere (`view`), and writes nothing at th
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from basaltmq.store.view import ATTEMPTS_MAX, ViewFiles
 
 
 def open_store(
-    path: Path,
+    path: str | os.PathLike[str],
     *,
     create: bool = True,
     options: StoreOptions | None = None,
@@ -36,6 +37,7 @@ def open_store(
 
     `report` hears, in one line each, of what was found not quite right and mended; without it they are logged.
     """
+    path = Path(path)
     options = options or StoreOptions()
     report = report or logging.getLogger("basaltmq.store").warning
     directory = StoreDirectory.hold(path, create=create)
@@ -68,8 +70,9 @@ def open_store(
     return store
 
 
-def open_view(path: Path, *, options: StoreOptions | None = None) -> RocksStore:
+def open_view(path: str | os.PathLike[str], *, options: StoreOptions | None = None) -> RocksStore:
     """Open a store or a checkpoint for reading only, even while another process writes; `refresh` catches up."""
+    path = Path(path)
     options = options or StoreOptions()
     if read_marker(path) is None:
         raise StoreNotFoundError(f"there is no store at {path}")
