@@ -1,9 +1,14 @@
-"""Records as JSON lines, both ways. Bytes that are not UTF-8 are base64 under a name that says so."""
+"""Records as JSON lines, both ways.
+
+    {"value": "...", "key": "...", "headers": {"name": "..."}, "tags": ["..."], "timestamp_ms": 0, "expire_at_ms": 0}
+
+All but the value may be left out. Bytes that are not UTF-8 are base64 under `value_base64`, `key_base64`,
+`headers_base64` and `tags_base64`. Of several headers of one name the last is shown.
+"""
 
 from __future__ import annotations
 
 import base64
-import binascii
 from typing import Any
 
 import msgspec
@@ -20,7 +25,9 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
     key: str | None = None
     key_base64: str | None = None
     headers: dict[str, str] = {}
+    headers_base64: dict[str, str] = {}
     tags: list[str] = []
+    tags_base64: list[str] = []
     timestamp_ms: int = UNSTAMPED
     expire_at_ms: int = NEVER
     topic: str | None = None
@@ -51,8 +58,14 @@ def decode_record(number: int, line: bytes, *, raw: bool, key: str | None) -> Re
     return Record(
         value,
         fallback if own_key is None else own_key,
-        tuple((name, text.encode()) for name, text in said.headers.items()),
-        tuple(tag.encode() for tag in said.tags),
+        (
+            *((name, text.encode()) for name, text in said.headers.items()),
+            *((name, _bytes(number, "headers_base64", text)) for name, text in said.headers_base64.items()),
+        ),
+        (
+            *(tag.encode() for tag in said.tags),
+            *(_bytes(number, "tags_base64", tag) for tag in said.tags_base64),
+        ),
         said.timestamp_ms,
         said.expire_at_ms,
     )
@@ -63,12 +76,14 @@ def _either(number: int, name: str, text: str | None, encoded: str | None) -> by
         raise InvalidArgumentError(f"line {number}: give {name} or {name}_base64, not both")
     if text is not None:
         return text.encode()
-    if encoded is None:
-        return None
+    return None if encoded is None else _bytes(number, f"{name}_base64", encoded)
+
+
+def _bytes(number: int, name: str, encoded: str) -> bytes:
     try:
         return base64.b64decode(encoded, validate=True)
-    except binascii.Error as error:
-        raise InvalidArgumentError(f"line {number}: {name}_base64: {error}") from error
+    except ValueError as error:
+        raise InvalidArgumentError(f"line {number}: {name}: {error}") from error
 
 
 def encode_record(topic: str, partition: int, record: StoredRecord) -> bytes:
@@ -78,17 +93,25 @@ def encode_record(topic: str, partition: int, record: StoredRecord) -> bytes:
     if record.key is not None:
         _put(line, "key", record.key)
     _put(line, "value", record.value)
-    if record.headers:
-        line["headers"] = {name: value.decode("utf-8", "backslashreplace") for name, value in record.headers}
-    if record.tags:
-        line["tags"] = [tag.decode("utf-8", "backslashreplace") for tag in record.tags]
+    for name, value in record.headers:
+        text, suffix = _shown(value)
+        line.setdefault(f"headers{suffix}", {})[name] = text
+    for tag in record.tags:
+        text, suffix = _shown(tag)
+        line.setdefault(f"tags{suffix}", []).append(text)
     if record.expire_at_ms != NEVER:
         line["expire_at_ms"] = record.expire_at_ms
     return _encoder.encode(line)
 
 
 def _put(line: dict[str, Any], name: str, raw: bytes) -> None:
+    text, suffix = _shown(raw)
+    line[name + suffix] = text
+
+
+def _shown(raw: bytes) -> tuple[str, str]:
+    """(text, what to add to the name it goes under)."""
     try:
-        line[name] = raw.decode()
+        return raw.decode(), ""
     except UnicodeDecodeError:
-        line[f"{name}_base64"] = base64.b64encode(raw).decode()
+        return base64.b64encode(raw).decode(), "_base64"

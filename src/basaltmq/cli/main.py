@@ -12,6 +12,7 @@ import click
 from basaltmq import __version__
 from basaltmq.cli.output import BasaltGroup
 from basaltmq.cli.store import store
+from basaltmq.cli.topic import topic
 
 
 @click.group(cls=BasaltGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -35,3 +36,4 @@ def main(ctx: click.Context, data_dir: Path) -> None:
 
 
 main.add_command(store)
+main.add_command(topic)

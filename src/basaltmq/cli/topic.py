@@ -1,8 +1,7 @@
 """`basalt topic`: streams from the command line.
 
 Commands that read open a view and work beside a running process; commands that write need the store for themselves.
-Records go in and out as JSON lines: `value` and `key` are text, or base64 under `value_base64`, `key_base64` when they
-are not UTF-8; beside them `headers`, `tags`, `timestamp_ms`, `expire_at_ms`.
+Records go in and out as JSON lines (`json_lines`): what `read` prints, `append` takes.
 """
 
 from __future__ import annotations
@@ -19,18 +18,28 @@ import msgspec
 import basaltmq
 from basaltmq.cli.json_lines import decode_record, encode_record
 from basaltmq.cli.output import progress_line, show
+from basaltmq.embedded.topic import Value
+from basaltmq.errors import LimitExceededError, OffsetOutOfRangeError
 from basaltmq.streams.durability import Durability
 from basaltmq.streams.groups import Reset
 from basaltmq.streams.metadata_json import export_metadata, import_metadata
+from basaltmq.streams.migration import Progress
 from basaltmq.streams.shards import Engine
 from basaltmq.streams.topics import Topic, TopicConfig
 from basaltmq.streams.view import StreamView
 
 APPEND_RECORDS: Final = 1_000
-"""Lines read from stdin before they are appended as one batch."""
+APPEND_BYTES: Final = 4 << 20
+"""Lines, and bytes of lines, read from stdin before they are appended as one batch."""
 
-FOLLOW_INTERVAL_S: Final = 0.2
-"""Between two looks at a store another process writes to."""
+LINE_BYTES_MAX: Final = 64 << 20
+"""A line of input: the largest record there is by default, in base64 or with every byte escaped, and room to spare."""
+
+FOLLOW_WAIT_S: Final = 1.0
+"""How long one wait for another process's records takes at most; Ctrl-C works meanwhile."""
+
+SKIPPED_SHOWN_MAX: Final = 10
+"""Topics named one by one when an import leaves them as they are."""
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 engine_choice = click.Choice([each.value for each in Engine])
@@ -51,7 +60,7 @@ def topic() -> None:
 @click.option("--retention-records", type=int, help="Per partition; the oldest go.")
 @click.option("--compact", is_flag=True, help="Keep the latest record per key.")
 @click.pass_obj
-def create(data_dir: Path, name: str, **settings: Any) -> None:
+def create(data_dir: Path, /, name: str, **settings: Any) -> None:
     """Create a topic."""
     given = {key: value for key, value in settings.items() if value is not None}
     with basaltmq.open(data_dir) as db:
@@ -61,7 +70,7 @@ def create(data_dir: Path, name: str, **settings: Any) -> None:
 
 @topic.command("list")
 @click.option("--after", help="Begin after this name.")
-@click.option("--limit", type=int, default=100, show_default=True)
+@click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True)
 @as_json
 @click.pass_obj
 def list_topics(data_dir: Path, after: str | None, limit: int, as_json: bool) -> None:
@@ -136,20 +145,36 @@ def append(
     source: BinaryIO,
 ) -> None:
     """Append a record per line of stdin: JSON objects ({"value": "...", "key": "..."}), or raw values."""
-    records = (decode_record(number, line, raw=raw, key=key) for number, line in _lines(source))
     done = 0
     with basaltmq.open(data_dir, create=False) as db:
         target = db.topic(name, create=False)
         try:
-            while batch := list(islice(records, APPEND_RECORDS)):
-                target.append(list(batch), partition=partition, durability=durability)
+            for batch in _batches(source, raw, key):
+                target.append(batch, partition=partition, durability=durability)
                 done += len(batch)
         finally:
             click.echo(f"{done:,} records appended to {name}", err=True)
 
 
+def _batches(source: BinaryIO, raw: bool, key: str | None) -> Iterator[list[Value]]:
+    batch: list[Value] = []
+    size_bytes = 0
+    for number, line in _lines(source):
+        batch.append(decode_record(number, line, raw=raw, key=key))
+        size_bytes += len(line)
+        if len(batch) >= APPEND_RECORDS or size_bytes >= APPEND_BYTES:
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch
+
+
 def _lines(source: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    for number, line in enumerate(source, 1):
+    number = 0
+    while line := source.readline(LINE_BYTES_MAX + 1):
+        number += 1
+        if len(line) > LINE_BYTES_MAX:
+            raise LimitExceededError(f"line {number} is over {LINE_BYTES_MAX} bytes")
         stripped = line.rstrip(b"\r\n")
         if stripped:
             yield number, stripped
@@ -160,7 +185,7 @@ def _lines(source: BinaryIO) -> Iterator[tuple[int, bytes]]:
 @click.option("--partition", type=int, help="One partition; all of them in turn if not given.")
 @click.option("--from", "start", default="earliest", show_default=True, help="An offset, earliest or latest.")
 @click.option("--since-ms", type=int, help="Begin at this time (milliseconds since 1970) instead.")
-@click.option("--limit", type=int, help="Stop after this many records.")
+@click.option("--limit", type=click.IntRange(min=0), help="Stop after this many records.")
 @click.option("--key", help="Only records of this key.")
 @click.option("--tag", help="Only records with this tag.")
 @click.option("--follow", is_flag=True, help="Go on as records come, also from another process; stop with Ctrl-C.")
@@ -184,18 +209,28 @@ def read(
         chosen = range(found.config.partitions) if partition is None else [partition]
         at = {each: _begin(view, name, each, start, since_ms) for each in chosen}
         left = sys.maxsize if limit is None else limit
+        followed = False
         try:
             while left > 0:
                 printed = 0
                 for each in chosen:
-                    batch = view.read(
-                        name,
-                        each,
-                        at[each],
-                        max_records=min(left, APPEND_RECORDS),
-                        key=None if key is None else key.encode(),
-                        tag=None if tag is None else tag.encode(),
-                    )
+                    try:
+                        batch = view.read(
+                            name,
+                            each,
+                            at[each],
+                            max_records=min(left, APPEND_RECORDS),
+                            key=None if key is None else key.encode(),
+                            tag=None if tag is None else tag.encode(),
+                        )
+                    except OffsetOutOfRangeError as error:
+                        if not followed:
+                            raise
+                        lost = f"offsets {at[each]} to {error.earliest - 1} of partition {each}"
+                        click.echo(f"{lost} went by retention before they were read", err=True)
+                        at[each] = error.earliest
+                        printed = 1
+                        continue
                     for record in batch.records():
                         click.echo(record.value if raw else encode_record(name, each, record))
                     left -= len(batch)
@@ -206,7 +241,8 @@ def read(
                 if not printed:
                     if not follow:
                         return
-                    view.wait(FOLLOW_INTERVAL_S)
+                    view.wait(FOLLOW_WAIT_S)
+                    followed = True
         except KeyboardInterrupt:
             return
 
@@ -261,7 +297,7 @@ def groups(
     if reset is not None:
         if name is None:
             raise click.UsageError("--reset needs --topic")
-        to = int(reset) if reset.isdigit() else Reset(reset)
+        to = _reset_to(reset)
         with basaltmq.open(data_dir, create=False) as db:
             moved = db.streams.groups.reset(str(group), name, to, partition=partition)
         show([{"partition": each, "offset": offset} for each, offset in moved.items()], as_json=as_json)
@@ -278,6 +314,14 @@ def groups(
             show(rows, as_json=as_json, empty="no groups have committed anything")
 
 
+def _reset_to(text: str) -> Reset | int:
+    if text.isdigit():
+        return int(text)
+    if text in (Reset.EARLIEST, Reset.LATEST):
+        return Reset(text)
+    raise click.UsageError(f"--reset takes earliest, latest or an offset, not {text!r}")
+
+
 @topic.command()
 @click.argument("name")
 @click.argument("engine", type=engine_choice)
@@ -286,7 +330,11 @@ def migrate(data_dir: Path, name: str, engine: str) -> None:
     """Move a topic to another engine. Offsets and groups stay as they are; can be interrupted and run again."""
     with basaltmq.open(data_dir, create=False) as db:
         line = progress_line(f"migrate {name}", "records")
-        db.streams.migration.run(name, Engine(engine), lambda done: line(done.copied, done.total))
+
+        def draw(at: Progress) -> None:
+            line(at.copied, at.copied + at.left)
+
+        db.streams.migration.run(name, Engine(engine), progress=draw)
     click.echo(f"topic {name} is kept by the {engine} engine")
 
 
@@ -307,4 +355,12 @@ def import_topics(data_dir: Path, source: BinaryIO) -> None:
     """Create topics and set offsets from the JSON lines of an export."""
     with basaltmq.open(data_dir) as db:
         done = import_metadata(source, db.streams.topics, db.streams.offsets)
-    click.echo(str(done), err=True)
+    click.echo(f"{done.topics:,} topics created, {done.offsets:,} offsets of groups set")
+    if done.topics_skipped:
+        shown = ", ".join(done.topics_skipped[:SKIPPED_SHOWN_MAX])
+        more = len(done.topics_skipped) - SKIPPED_SHOWN_MAX
+        click.echo(
+            f"left as they are, because they exist: {shown}{f' and {more:,} more' if more > 0 else ''}", err=True
+        )
+    if done.offsets_skipped:
+        click.echo(f"{done.offsets_skipped:,} offsets of topics or partitions that are not here left out", err=True)

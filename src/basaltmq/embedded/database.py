@@ -43,6 +43,10 @@ MAINTENANCE_INTERVAL_S: Final = 1.0
 LOG: Final = "log"
 """The directory of the commit log beside the store's."""
 
+CHECKPOINT_LOG_BYTES: Final = 64 << 20
+"""The index is brought to disk each time the log has grown by this: what a start after a crash, and a view of another
+process, have to read again."""
+
 PAGE: Final = 500
 """Topics read from the catalog at once when listing."""
 
@@ -74,7 +78,9 @@ class Basalt:
         self._settings = settings
         self._arrivals = Arrivals()
         self._stop = threading.Event()
+        self._closing = threading.Lock()
         self._cleaning = threading.Lock()
+        self._checkpointed_bytes = 0
         self._maintenance = threading.Thread(target=self._maintain, name="basalt-maintenance", daemon=True)
         self._maintenance.start()
 
@@ -90,6 +96,13 @@ class Basalt:
                 makers={Engine.SEGMENT: partial(_segment_engine, store, where)},
                 offset_strategy=settings.offsets,
             )
+            try:
+                if (where / LOG).is_dir():
+                    # Recovered here rather than at the first use, so that what is lost is said at the beginning.
+                    streams.engines.get(Engine.SEGMENT)
+            except BaseException:
+                streams.close()
+                raise
         except BaseException:
             store.close()
             raise
@@ -160,15 +173,16 @@ class Basalt:
             copy_lane(lane.log, target / LOG / lane.log.path.name)
 
     def close(self) -> None:
-        """Make durable what waits, and close. Closing twice is fine."""
-        self._stop.set()
-        self._arrivals.close()
-        if self._maintenance.is_alive():
-            self._maintenance.join()
-        try:
-            self.streams.close()
-        finally:
-            self.store.close()
+        """Make durable what waits, and close; readers that wait end. Closing twice is fine."""
+        with self._closing:
+            self._stop.set()
+            self._arrivals.close()
+            if self._maintenance.is_alive():
+                self._maintenance.join()
+            try:
+                self.streams.close()
+            finally:
+                self.store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -179,13 +193,28 @@ class Basalt:
         self.close()
 
     def _maintain(self) -> None:
+        said = ""
         while not self._stop.wait(self._settings.maintenance_interval_s):
             try:
                 with self._cleaning:
                     self.streams.engines.retain(self._settings.clock_ms())
+                    self._checkpoint()
             except BasaltError as error:
-                # The next call of the user meets the same error; until then the log has it.
-                _log.error("retention failed: %s", error)
+                # The next call of the user meets the same error; until then the log has it, once.
+                if str(error) != said:
+                    _log.error("retention failed: %s", error)
+                said = str(error)
+            else:
+                said = ""
+
+    def _checkpoint(self) -> None:
+        """Bring the index to disk if the log has grown enough since."""
+        for engine in self.streams.engines.in_use():
+            if isinstance(engine, SegmentEngine):
+                end = sum(lane.log.end for lane in engine.lanes)
+                if end - self._checkpointed_bytes >= CHECKPOINT_LOG_BYTES:
+                    engine.checkpoint()
+                    self._checkpointed_bytes = end
 
 
 def _segment_engine(

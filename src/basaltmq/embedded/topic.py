@@ -1,26 +1,24 @@
 """A topic as a program in this process uses it: append, read, consume.
 
 `append` returns when the records are as durable as the topic promises. `read` walks one partition by offset and changes
-nothing. `consume` reads as a member of a group: partitions are shared with the group's other members in this process,
-and what was handed out is committed when the next records are asked for, so a crash repeats records but skips none.
+nothing. `consume` reads as a member of a group, see `consumer`. Text is taken for its UTF-8 wherever bytes are.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import msgspec
 
-from basaltmq.embedded.waiting import Arrivals
-from basaltmq.errors import InvalidArgumentError
+from basaltmq.embedded.consumer import Consumer
+from basaltmq.embedded.waiting import Arrivals, Patience
+from basaltmq.errors import InvalidArgumentError, TopicNotFoundError
 from basaltmq.log.columnar import ColumnBatch
 from basaltmq.log.record import NEVER, UNSTAMPED, Record, StoredRecord
 from basaltmq.streams.adapter import READ_RECORDS, Append, Otherwise, ReadBatch, ShardInfo
 from basaltmq.streams.durability import Durability
-from basaltmq.streams.groups import Delivered, PartitionLag, Reset
+from basaltmq.streams.groups import PartitionLag, Reset
 from basaltmq.streams.plane import StreamPlane
 from basaltmq.streams.topics import Topic, TopicConfig
 
@@ -69,9 +67,9 @@ class EmbeddedTopic:
         self,
         value: Value,
         *,
-        key: bytes | None = None,
-        headers: dict[str, bytes] | None = None,
-        tags: Sequence[bytes] = (),
+        key: bytes | str | None = None,
+        headers: Mapping[str, bytes | str] | None = None,
+        tags: Sequence[bytes | str] = (),
         timestamp_ms: int = UNSTAMPED,
         expire_at_ms: int = NEVER,
         partition: int | None = None,
@@ -91,9 +89,9 @@ class EmbeddedTopic:
         self,
         value: Any,
         *,
-        key: bytes | None = None,
-        headers: dict[str, bytes] | None = None,
-        tags: Sequence[bytes] = (),
+        key: bytes | str | None = None,
+        headers: Mapping[str, bytes | str] | None = None,
+        tags: Sequence[bytes | str] = (),
         timestamp_ms: int = UNSTAMPED,
         expire_at_ms: int = NEVER,
         partition: int | None = None,
@@ -105,8 +103,16 @@ class EmbeddedTopic:
         append per partition. Arrow: a column `value`, and as wanted key, headers, tags, timestamp, expire_at.
         """
         level = None if durability is None else _level(durability)
-        if isinstance(value, bytes | str):
-            value = Record(_bytes(value), key, tuple((headers or {}).items()), tuple(tags), timestamp_ms, expire_at_ms)
+        _whole("a partition", partition)
+        if isinstance(value, bytes | str | bytearray | memoryview):
+            value = Record(
+                _raw("value", value),
+                None if key is None else _raw("key", key),
+                _raw_headers(headers) if headers else (),
+                _raw_tags(tags) if tags else (),
+                timestamp_ms,
+                expire_at_ms,
+            )
         elif key is not None or headers or tags or timestamp_ms != UNSTAMPED or expire_at_ms != NEVER:
             raise InvalidArgumentError(
                 "key, headers, tags and times go with a single value; of many records, each Record has its own"
@@ -127,7 +133,7 @@ class EmbeddedTopic:
         if isinstance(value, ColumnBatch):
             return [value]
         if isinstance(value, list | tuple):
-            records = [each if isinstance(each, Record) else Record(_value(each)) for each in value]
+            records = [each if isinstance(each, Record) else Record(_raw("value", each)) for each in value]
             return [records] if records else []
         if not hasattr(value, "num_rows"):
             raise InvalidArgumentError(
@@ -150,8 +156,8 @@ class EmbeddedTopic:
         offset: int | None = None,
         *,
         limit: int | None = None,
-        key: bytes | None = None,
-        tag: bytes | None = None,
+        key: bytes | str | None = None,
+        tag: bytes | str | None = None,
         since_ms: int | None = None,
         wait: float | None = 0,
     ) -> Iterator[StoredRecord]:
@@ -182,31 +188,40 @@ class EmbeddedTopic:
         self,
         partition: int,
         offset: int | None,
-        key: bytes | None,
-        tag: bytes | None,
+        key: bytes | str | None,
+        tag: bytes | str | None,
         since_ms: int | None,
         wait: float | None,
         limit: int | None,
     ) -> Iterator[ReadBatch]:
+        for what, number in (("a partition", partition), ("an offset", offset), ("since_ms", since_ms)):
+            _whole(what, number)
+        if since_ms is not None and offset is not None:
+            raise InvalidArgumentError("give an offset or a time to begin at, not both")
+        if key is not None and tag is not None:
+            raise InvalidArgumentError("give a key or a tag to look for, not both")
+        raw_key = None if key is None else _raw("key", key)
+        raw_tag = None if tag is None else _raw("tag", tag)
+        patience = Patience(wait)
+        topic = self._topic()
         if since_ms is not None:
-            if offset is not None:
-                raise InvalidArgumentError("give an offset or a time to begin at, not both")
             offset = self._drivers.offset_at(self.name, partition, since_ms, Otherwise.LATEST)
         if offset is None:
             offset = self.info(partition).start_offset
         most = READ_RECORDS if limit is None else max(1, min(limit, READ_RECORDS))
         while True:
             seen = self._arrivals.count
-            batch = self._read(partition, offset, key, tag, most)
+            self.require(topic)
+            batch = self._read(partition, offset, raw_key, raw_tag, most)
             yield batch
+            if len(batch):
+                patience.renew()
             moved, offset = batch.next_offset != offset, batch.next_offset
-            if not moved and not self._arrivals.wait(seen, wait):
+            if not moved and not self._arrivals.wait(seen, patience):
                 return
 
     def _read(self, partition: int, offset: int, key: bytes | None, tag: bytes | None, most: int) -> ReadBatch:
         if key is not None:
-            if tag is not None:
-                raise InvalidArgumentError("give a key or a tag to look for, not both")
             return self._drivers.read_by_key(self.name, partition, key, offset, most)
         if tag is not None:
             return self._drivers.read_by_tag(self.name, partition, tag, offset, most)
@@ -216,7 +231,16 @@ class EmbeddedTopic:
         self, group: str, *, reset: Reset | str = Reset.EARLIEST, wait: float | None = None, batch: int = 500
     ) -> Consumer:
         """Read as a member of a group. Ends when there is nothing for `wait` seconds (None: never, 0: at once)."""
-        return Consumer(self, self._streams, self._arrivals, group, Reset(reset), wait, batch)
+        _whole("a batch", batch)
+        if batch < 1:
+            raise InvalidArgumentError(f"a batch of {batch} records; ask for 1 at least")
+        if not isinstance(group, str) or not group:
+            raise InvalidArgumentError(f"a group has a name, not {group!r:.80}")
+        try:
+            chosen = Reset(reset)
+        except ValueError:
+            raise InvalidArgumentError(f"there is no reset {reset!r}; there is {', '.join(Reset)}") from None
+        return Consumer(self, self._streams, self._arrivals, group, chosen, wait, batch)
 
     def info(self, partition: int = 0) -> ShardInfo:
         """Offsets and size of a partition."""
@@ -226,9 +250,10 @@ class EmbeddedTopic:
         """Where a group stands in this topic."""
         return [each for each in self._streams.groups.lag(group) if each.topic == self.name]
 
-    def delete_key(self, key: bytes) -> int:
+    def delete_key(self, key: bytes | str) -> int:
         """Delete every record of a key; how many there were."""
-        return sum(self._drivers.delete_by_key(self.name, each, key) for each in range(self.partitions))
+        raw = _raw("key", key)
+        return sum(self._drivers.delete_by_key(self.name, each, raw) for each in range(self.partitions))
 
     def delete_offsets(self, partition: int, offsets: Sequence[int]) -> int:
         """Delete records by offset; how many there were."""
@@ -238,79 +263,46 @@ class EmbeddedTopic:
         """Forget everything below an offset; the first offset kept."""
         return self._drivers.delete_records_before(self.name, partition, offset)
 
+    def require(self, topic: Topic) -> Topic:
+        """The topic as it is; TopicNotFoundError if it is not the one it was, but another of that name."""
+        found = self._streams.topics.find(self.name)
+        if found is None or found.id != topic.id:
+            raise TopicNotFoundError(f"the topic {self.name!r} was deleted while it was read")
+        return found
+
     def _topic(self) -> Topic:
         return self._streams.topics.get(self.name)
 
 
-class Consumer:
-    """An iterator over a topic as a member of a group; leaves the group when closed."""
-
-    def __init__(
-        self,
-        topic: EmbeddedTopic,
-        streams: StreamPlane,
-        arrivals: Arrivals,
-        group: str,
-        reset: Reset,
-        wait: float | None,
-        batch: int,
-    ) -> None:
-        self._member = streams.group(group).join([topic.name], reset)
-        self._arrivals = arrivals
-        self._wait = wait
-        self._batch = batch
-        self._ready: list[Delivered] = []
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Delivered:
-        if not self._ready:
-            self._ready = self.poll(self._wait)[::-1]
-            if not self._ready:
-                self.close()
-                raise StopIteration
-        return self._ready.pop()
-
-    def poll(self, wait: float | None = 0) -> list[Delivered]:
-        """Commit what was handed out before, and return the next records; empty after `wait` seconds without any."""
-        self._member.commit()
-        deadline = None if wait is None else time.monotonic() + wait
-        while True:
-            seen = self._arrivals.count
-            found = self._member.poll(self._batch)
-            if found:
-                return found
-            left_s = None if deadline is None else deadline - time.monotonic()
-            if not self._arrivals.wait(seen, left_s):
-                return []
-
-    def commit(self) -> None:
-        """Commit everything handed out so far, the records not yet taken from this iterator excluded."""
-        ahead: dict[tuple[str, int], int] = {}
-        for each in self._ready:
-            place = (each.topic, each.partition)
-            ahead[place] = min(ahead.get(place, each.record.offset), each.record.offset)
-        if ahead:
-            self._member.commit(ahead)
-        else:
-            self._member.commit()
-
-    def close(self) -> None:
-        """Leave the group. What was handed out since the last commit is read again by whoever comes next."""
-        self._member.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+def _raw(what: str, value: object) -> bytes:
+    """Bytes of a value, key or tag."""
+    if type(value) is bytes:
+        return value
+    if isinstance(value, str):
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(f"the {what} {value!r:.80} is not valid Unicode") from error
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise InvalidArgumentError(f"a {what} is bytes or text, not {type(value).__name__}")
 
 
-def _bytes(value: bytes | str) -> bytes:
-    return value.encode() if isinstance(value, str) else value
+def _raw_headers(headers: object) -> tuple[tuple[str, bytes], ...]:
+    if not isinstance(headers, Mapping):
+        raise InvalidArgumentError(f"headers are a dict of names and values, not {type(headers).__name__}")
+    return tuple((name, _raw("header", value)) for name, value in headers.items())
+
+
+def _raw_tags(tags: object) -> tuple[bytes, ...]:
+    if isinstance(tags, str | bytes) or not isinstance(tags, Sequence | Set):
+        raise InvalidArgumentError(f"tags are a list of bytes or texts, not {type(tags).__name__}")
+    return tuple(_raw("tag", tag) for tag in tags)
+
+
+def _whole(what: str, number: object) -> None:
+    if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
+        raise InvalidArgumentError(f"{what} is a number, not {type(number).__name__}")
 
 
 def _level(durability: Durability | str) -> Durability:
@@ -319,9 +311,3 @@ def _level(durability: Durability | str) -> Durability:
     except ValueError:
         known = ", ".join(Durability)
         raise InvalidArgumentError(f"there is no durability {durability!r}; there is {known}") from None
-
-
-def _value(value: object) -> bytes:
-    if isinstance(value, bytes | str):
-        return _bytes(value)
-    raise InvalidArgumentError(f"a record's value is bytes or text, not {type(value).__name__}")

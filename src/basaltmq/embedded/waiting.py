@@ -1,8 +1,30 @@
-"""Waking those who wait for records, without polling."""
+"""Waiting for records without polling, and no longer than asked."""
 
 from __future__ import annotations
 
 import threading
+import time
+
+from basaltmq.errors import InvalidArgumentError
+
+
+class Patience:
+    """How long to go on without finding anything: `wait_s` seconds, 0 for not at all, None for ever."""
+
+    def __init__(self, wait_s: float | None) -> None:
+        if wait_s is not None and (isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or wait_s < 0):
+            raise InvalidArgumentError(f"wait is a number of seconds, 0 or more, or None for ever, not {wait_s!r:.80}")
+        self._wait_s = wait_s
+        self._until_s = 0.0
+        self.renew()
+
+    def renew(self) -> None:
+        """Something was found."""
+        if self._wait_s is not None:
+            self._until_s = time.monotonic() + self._wait_s
+
+    def left_s(self) -> float | None:
+        return None if self._wait_s is None else max(0.0, self._until_s - time.monotonic())
 
 
 class Arrivals:
@@ -26,10 +48,13 @@ class Arrivals:
             self._count += 1
             self._changed.notify_all()
 
-    def wait(self, seen: int, timeout_s: float | None) -> bool:
-        """Wait until the count is no longer `seen`; False if the time passed first, or everything was closed."""
+    def wait(self, seen: int, patience: Patience) -> bool:
+        """Wait until the count is no longer `seen`; False if the patience is over, or everything was closed."""
+        left_s = patience.left_s()
+        if left_s == 0:
+            return False
         with self._changed:
-            self._changed.wait_for(lambda: self._count != seen or self._closed, timeout_s)
+            self._changed.wait_for(lambda: self._count != seen or self._closed, left_s)
             return self._count != seen and not self._closed
 
     def close(self) -> None:
