@@ -1,7 +1,8 @@
-"""A store opened in this process, with topics on it.
+"""A store opened in this process, with topics and queues on it.
 
-The object owns everything below: the store, the stream plane, and one thread that runs retention and cleaning. It may
-be shared between threads. Closing it makes durable what waits; a process that dies instead loses nothing confirmed.
+The object owns everything below: the store, the stream plane, one thread that runs retention and cleaning, and once a
+queue is used the queue plane with a thread of its own. It may be shared between threads. Closing it makes durable what
+waits; a process that dies instead loses nothing confirmed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,10 +21,13 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from basaltmq.embedded.queue import EmbeddedQueue
+from basaltmq.embedded.queues import OpenQueues
 from basaltmq.embedded.topic import EmbeddedTopic
 from basaltmq.embedded.waiting import Arrivals
-from basaltmq.errors import BasaltError, InvalidConfigError, TopicExistsError
+from basaltmq.errors import BasaltError, InvalidConfigError, StoreClosedError, TopicExistsError
 from basaltmq.log.backup import copy_lane
+from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.api import Store
 from basaltmq.store.directory import QUARANTINE
 from basaltmq.store.open import open_store
@@ -66,6 +71,8 @@ class Settings:
     """Commits of groups: durable before they return, or written in the background."""
     maintenance_interval_s: float = MAINTENANCE_INTERVAL_S
     clock_ms: Callable[[], int] = _now_ms
+    clock_ns: Callable[[], int] = time.time_ns
+    """The clock of the queues, whose places and deadlines are finer than milliseconds."""
 
 
 class Basalt:
@@ -81,6 +88,7 @@ class Basalt:
         self._closing = threading.Lock()
         self._cleaning = threading.Lock()
         self._checkpointed_bytes = 0
+        self._queues: OpenQueues | None = None
         self._maintenance = threading.Thread(target=self._maintain, name="basalt-maintenance", daemon=True)
         self._maintenance.start()
 
@@ -158,6 +166,35 @@ class Basalt:
         self.streams.topics.delete(name)
         self._arrivals.wake()
 
+    def queue(self, name: str, *, create: bool = True, **settings: Any) -> EmbeddedQueue:
+        """The queue of this name, created with these settings if there is none and `create` is on.
+
+        Settings given for a queue that exists must be what it has; change them with `EmbeddedQueue.alter`. They are the
+        fields of `QueueConfig`: visibility_timeout_ms, attempts_max, dead_letter_queue, ttl_ms, durability, ...
+        """
+        return self._open_queues().open(name, settings, create=create)
+
+    def queues(self) -> Iterator[EmbeddedQueue]:
+        """Every queue, in the order of names."""
+        return self._open_queues().all()
+
+    def delete_queue(self, name: str) -> None:
+        """Delete a queue with all its messages; who waits for them is told."""
+        self.queue_plane.delete(name)
+
+    @property
+    def queue_plane(self) -> QueuePlane:
+        """The plane below the queues: changes of several queues in one, fan-out, runtime settings."""
+        return self._open_queues().plane
+
+    def _open_queues(self) -> OpenQueues:
+        with self._closing:
+            if self._stop.is_set():
+                raise StoreClosedError(f"the store at {self.path} is closed; open it again")
+            if self._queues is None:
+                self._queues = OpenQueues(self.store, self._settings.clock_ns)
+            return self._queues
+
     def backup(self, target: str | os.PathLike[str]) -> None:
         """An openable copy of this moment at `target`, which must not exist: rows and log, with checksums of all files.
 
@@ -179,10 +216,11 @@ class Basalt:
             self._arrivals.close()
             if self._maintenance.is_alive():
                 self._maintenance.join()
-            try:
-                self.streams.close()
-            finally:
-                self.store.close()
+            with ExitStack() as last_first:
+                last_first.callback(self.store.close)
+                last_first.callback(self.streams.close)
+                if self._queues is not None:
+                    last_first.callback(self._queues.close)
 
     def __enter__(self) -> Self:
         return self

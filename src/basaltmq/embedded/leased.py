@@ -1,0 +1,71 @@
+"""A leased message as a program holds it: what it says, and what is needed to answer for it."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from basaltmq.queues.delivery import Delivery
+from basaltmq.queues.message import Message
+from basaltmq.queues.rows import split_sub_queue
+from basaltmq.store.keys import decode_message_key
+
+
+class Leased:
+    """A message in the hands of this program, until it is settled or its lease expires.
+
+    `token` is the fencing token to answer with; extending a part of a lease gives that part another one. `settled` says
+    that this object was acked, nacked or released; whether the lease has expired is known to the queue alone.
+    """
+
+    __slots__ = ("_delivery", "_has_priorities", "_message", "queue", "settled", "token")
+
+    def __init__(self, queue: str, delivery: Delivery, has_priorities: bool = False) -> None:
+        self.queue = queue
+        self.token = delivery.token
+        self.settled = False
+        self._delivery = delivery
+        self._has_priorities = has_priorities
+        self._message: Message | None = None
+
+    @property
+    def id(self) -> bytes:
+        return self._delivery.id
+
+    @property
+    def payload(self) -> bytes:
+        return self._delivery.payload
+
+    @property
+    def attempts(self) -> int:
+        """How often it was delivered before and failed."""
+        return self._delivery.attempts
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return self.message.headers
+
+    @property
+    def fairness_key(self) -> str:
+        return self.message.fairness_key
+
+    @property
+    def priority(self) -> int:
+        return self.message.priority
+
+    @property
+    def message(self) -> Message:
+        """Everything about it; taken apart when somebody asks."""
+        if self._message is None:
+            message = self._message = self._delivery.message()
+            sub_queue = decode_message_key(self._delivery.key)[1]
+            if self._has_priorities and message.fairness_key == sub_queue:
+                message.fairness_key = split_sub_queue(sub_queue)[1]
+        return self._message
+
+    def text(self) -> str:
+        """The payload as UTF-8 text."""
+        return self.payload.decode()
+
+    def __repr__(self) -> str:
+        state = "settled" if self.settled else f"leased by {self.token}"
+        return f"<message {UUID(bytes=self.id)} of queue {self.queue!r}, {state}>"

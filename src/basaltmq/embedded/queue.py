@@ -1,0 +1,356 @@
+"""A queue as a program in this process uses it: enqueue, lease, settle.
+
+    for message in queue.lease(10, wait=5):
+        work(message.payload)
+        queue.ack(message)
+
+`enqueue` returns when the messages are as durable as the queue promises. A leased message is this program's until it
+is acked, nacked or released, or its lease expires; then it is somebody else's, and answering for it is refused with
+StaleLeaseError. Settling many messages is all or nothing.
+
+The async twins never block the loop: what touches the store runs in a thread, waiting for the disk and for messages
+holds none. A cancelled `lease_async` gives back what it got; a cancelled `enqueue_async` may have happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, TypeAlias, overload
+
+import msgspec
+
+from basaltmq.embedded.leased import Leased
+from basaltmq.embedded.readiness import Readiness, in_thread
+from basaltmq.embedded.worker import Handler, Worker
+from basaltmq.errors import InvalidArgumentError, InvalidConfigError
+from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
+from basaltmq.queues.message import Message
+from basaltmq.queues.plane import QueuePlane
+from basaltmq.queues.redrive import Wanted
+from basaltmq.store.commit import GroupCommit
+
+Payload: TypeAlias = bytes | str | Draft
+"""One message: its payload, or all of it. Text is stored as UTF-8."""
+
+Held: TypeAlias = Leased | Sequence[Leased]
+"""What `lease` returned: one message, or several."""
+
+WAIT_PIECE_S: Final = 3600.0
+"""A lease that waits for ever does so in pieces: no system can wait longer than some number of seconds at once."""
+
+PEEK: Final = 100
+"""Messages looked at together; their payloads are in memory meanwhile."""
+
+
+class EmbeddedQueue:
+    """One queue. Cheap to make; holds no state of its own."""
+
+    def __init__(self, plane: QueuePlane, commit: GroupCommit, name: str) -> None:
+        self.name = name
+        self._plane = plane
+        self._commit = commit
+
+    def __repr__(self) -> str:
+        return f"<queue {self.name!r}>"
+
+    @property
+    def config(self) -> QueueConfig:
+        return self._plane.get(self.name)
+
+    def alter(self, **changes: Any) -> QueueConfig:
+        """Change settings. What is in the queue stays as it is."""
+        if "name" in changes:
+            raise InvalidConfigError(f"queue {self.name!r} cannot be renamed; make another and move its messages")
+        try:
+            altered = msgspec.convert(msgspec.to_builtins(self.config) | msgspec.to_builtins(changes), QueueConfig)
+        except (msgspec.ValidationError, TypeError) as error:
+            raise InvalidConfigError(f"queue {self.name!r}: {error}") from error
+        self._plane.update(altered)
+        return altered
+
+    @overload
+    def enqueue(
+        self,
+        message: Payload,
+        *,
+        headers: dict[str, str] | None = None,
+        fairness_key: str | None = None,
+        priority: int | None = None,
+        ttl_ms: int | None = None,
+        delay_ms: int | None = None,
+        dedup_id: bytes | str | None = None,
+        durability: Durability | str | None = None,
+    ) -> bytes: ...
+
+    @overload
+    def enqueue(
+        self, message: list[Payload] | tuple[Payload, ...], *, durability: Durability | str | None = None
+    ) -> list[bytes]: ...
+
+    def enqueue(self, message: Any, *, durability: Durability | str | None = None, **fields: Any) -> Any:
+        """Add one message or many (all or none); their ids, once they are durable as asked.
+
+        Many messages that need more than a payload are `Draft`s, each with its own fields. A message whose `dedup_id`
+        is known in the queue's window is not added; its id is that of the first.
+        """
+        drafts, is_one = _drafts(message, fields)
+        ids = self._plane.enqueue(self.name, drafts, durability=_level(durability))
+        return ids[0] if is_one else ids
+
+    def lease(
+        self, count: int = 1, *, wait: float | None = 0, consumer: str = "", visibility_ms: int | None = None
+    ) -> list[Leased]:
+        """Up to `count` messages, for this program alone until their lease expires.
+
+        With nothing ready waits up to `wait` seconds for the first (0: not at all, None: for ever). The lease lasts
+        `visibility_ms`, by default as long as the queue's configuration says.
+        """
+        until_s = _deadline_s(count, wait)
+        while True:
+            left_s = min(max(until_s - time.monotonic(), 0.0), WAIT_PIECE_S)
+            found = self._plane.lease(
+                self.name, count, consumer=consumer, visibility_ms=visibility_ms, wait_ms=math.ceil(left_s * 1000)
+            )
+            if found:
+                has_priorities = bool(self.config.priorities_max)
+                return [Leased(self.name, delivery, has_priorities) for delivery in found]
+            if until_s <= time.monotonic():
+                return []
+
+    def ack(self, messages: Held) -> int:
+        """Messages are done; how many."""
+        return self._settle(messages, self._plane.ack)
+
+    def nack(self, messages: Held, error: str = "", *, delay_ms: int = 0, reject: bool = False) -> int:
+        """Messages failed: they are tried again after `delay_ms`, until their attempts are used up.
+
+        `reject` gives them up at once: they go to the dead-letter queue, if there is one.
+        """
+
+        def fail(name: str, token: int, ids: Sequence[bytes]) -> int:
+            return self._plane.nack(name, token, ids, error=error, delay_ms=delay_ms, reject=reject)
+
+        return self._settle(messages, fail)
+
+    def release(self, messages: Held) -> int:
+        """Messages go back to their places as if they had not been leased; no attempt is counted."""
+        return self._settle(messages, self._plane.release)
+
+    def extend(self, messages: Held, visibility_ms: int | None = None) -> None:
+        """The leases of messages last until `visibility_ms` from this moment (by default the queue's)."""
+        by_token = self._by_token(messages)
+        with self._together(by_token):
+            tokens = {
+                token: self._plane.extend(self.name, token, visibility_ms, [each.id for each in held])
+                for token, held in by_token.items()
+            }
+        for token, held in by_token.items():
+            for each in held:
+                each.token = tokens[token]
+
+    def extend_lease(self, token: int, visibility_ms: int | None = None) -> None:
+        """Everything that is left of the lease call with this token lasts longer."""
+        self._plane.extend(self.name, token, visibility_ms)
+
+    def _settle(self, messages: Held, settle: Callable[[str, int, Sequence[bytes]], int]) -> int:
+        by_token = self._by_token(messages)
+        with self._together(by_token):
+            count = sum(settle(self.name, token, [each.id for each in held]) for token, held in by_token.items())
+        for held in by_token.values():
+            for each in held:
+                each.settled = True
+        return count
+
+    def _together(self, by_token: dict[int, list[Leased]]) -> AbstractContextManager[None]:
+        """Messages of several leases are settled in one change; those of one are one as it is."""
+        return self._plane.change() if len(by_token) > 1 else nullcontext()
+
+    def _by_token(self, messages: Held) -> dict[int, list[Leased]]:
+        found: dict[int, list[Leased]] = {}
+        given = messages if isinstance(messages, list | tuple) else [messages]
+        for each in given:
+            if not isinstance(each, Leased):
+                raise InvalidArgumentError(f"give what lease returned, one message or a list, not {_kind(each)}")
+            if each.queue != self.name:
+                raise InvalidArgumentError(f"{each!r} cannot be settled in queue {self.name!r}")
+            found.setdefault(each.token, []).append(each)
+        return found
+
+    def peek(self, count: int = PEEK) -> list[Message]:
+        """The first ready messages, by fairness key and age; nothing changes."""
+        _require_count(count)
+        return self._plane.browse(self.name, count)
+
+    def browse(self) -> Iterator[Message]:
+        """All ready messages in the same order, a page at a time; those that come and go meanwhile may be missed."""
+        after = b""
+        while True:
+            page, after = self._plane.browse_page(self.name, PEEK, after=after)
+            if not page:
+                return
+            yield from page
+
+    def purge(self) -> int:
+        """Delete everything that is ready; how many that were. Leased and delayed messages stay."""
+        return self._plane.purge(self.name)
+
+    def redrive(
+        self,
+        to: str | None = None,
+        *,
+        count: int | None = None,
+        wanted: Wanted | None = None,
+        rate_per_s: float | None = None,
+    ) -> int:
+        """Return dead letters of this queue to where they came from (or to `to`), with no attempts; how many."""
+        return self._plane.redrive(self.name, to=to, count=count, wanted=wanted, rate_per_s=rate_per_s)
+
+    def move(self, to: str, *, count: int | None = None, wanted: Wanted | None = None) -> int:
+        """Move ready messages to the end of another queue; how many."""
+        return self._plane.move(self.name, to, count=count, wanted=wanted)
+
+    def stats(self) -> dict[str, int]:
+        """Counts: ready, leased, delayed, and totals since the queue was made."""
+        return self._plane.stats(self.name)
+
+    def worker(self, handler: Handler, *, concurrency: int = 1, batch: int = 1, **options: Any) -> Worker:
+        """A loop that hands messages to `handler` and settles them; see `Worker`."""
+        return Worker(self, handler, concurrency=concurrency, batch=batch, **options)
+
+    def readiness(self) -> Readiness:
+        """A wait for this queue that can be given up."""
+        return Readiness(self._plane, self.name)
+
+    async def enqueue_async(self, message: Any, *, durability: Durability | str | None = None, **fields: Any) -> Any:
+        """As `enqueue`; waiting for the disk holds no thread, so any number of these share its syncs."""
+        drafts, is_one = _drafts(message, fields)
+        level = _level(durability)
+
+        def write() -> tuple[list[bytes], Durability]:
+            ids = self._plane.enqueue(self.name, drafts, durability=Durability.WRITTEN)
+            return ids, level or self.config.durability
+
+        ids, asked = await asyncio.to_thread(write)
+        if asked is Durability.SYNCED:
+            await self._commit.durable()
+        return ids[0] if is_one else ids
+
+    async def lease_async(
+        self, count: int = 1, *, wait: float | None = 0, consumer: str = "", visibility_ms: int | None = None
+    ) -> list[Leased]:
+        """As `lease`; waiting holds no thread."""
+        until_s = _deadline_s(count, wait)
+
+        def lease() -> list[Leased]:
+            return self.lease(count, consumer=consumer, visibility_ms=visibility_ms)
+
+        while True:
+            found = await in_thread(lease, self._give_back)
+            left_s = until_s - time.monotonic()
+            if found or left_s <= 0:
+                return found
+            await self.readiness().wait_async(left_s)
+
+    def _give_back(self, messages: list[Leased]) -> None:
+        if messages:
+            self.release(messages)
+
+    async def ack_async(self, messages: Held) -> int:
+        return await asyncio.to_thread(self.ack, messages)
+
+    async def nack_async(self, messages: Held, error: str = "", *, delay_ms: int = 0, reject: bool = False) -> int:
+        return await asyncio.to_thread(self.nack, messages, error, delay_ms=delay_ms, reject=reject)
+
+    async def release_async(self, messages: Held) -> int:
+        return await asyncio.to_thread(self.release, messages)
+
+    async def extend_async(self, messages: Held, visibility_ms: int | None = None) -> None:
+        await asyncio.to_thread(self.extend, messages, visibility_ms)
+
+    async def peek_async(self, count: int = PEEK) -> list[Message]:
+        return await asyncio.to_thread(self.peek, count)
+
+    async def purge_async(self) -> int:
+        return await asyncio.to_thread(self.purge)
+
+    async def redrive_async(self, to: str | None = None, **options: Any) -> int:
+        return await asyncio.to_thread(self.redrive, to, **options)
+
+    async def stats_async(self) -> dict[str, int]:
+        return await asyncio.to_thread(self.stats)
+
+
+def _drafts(message: Any, fields: dict[str, Any]) -> tuple[list[Draft | bytes], bool]:
+    """What `enqueue` was given, as the plane takes it, and whether it was a single message."""
+    fields = {name: value for name, value in fields.items() if value is not None}
+    if isinstance(message, bytes | str) and fields:
+        return [_draft(_bytes(message), fields)], True
+    if fields:
+        raise InvalidArgumentError(
+            f"{', '.join(fields)}: for a single payload; of many messages, each Draft has its own"
+        )
+    if isinstance(message, list | tuple):
+        return [_one(each) for each in message], False
+    return [_one(message)], True
+
+
+def _draft(payload: bytes, fields: dict[str, Any]) -> Draft:
+    dedup_id = fields.get("dedup_id")
+    if isinstance(dedup_id, str):
+        fields["dedup_id"] = dedup_id.encode()
+    fields.setdefault("fairness_key", FAIRNESS_KEY_DEFAULT)
+    try:
+        return Draft(payload=payload, **fields)
+    except TypeError as error:
+        raise InvalidArgumentError(f"a message has no such field: {error}") from None
+
+
+def _one(message: object) -> Draft | bytes:
+    if isinstance(message, bytes | str):
+        return _bytes(message)
+    if isinstance(message, Draft):
+        return message
+    raise InvalidArgumentError(f"a message is bytes, text, a Draft or a list of them, not {_kind(message)}")
+
+
+def _bytes(payload: bytes | str) -> bytes:
+    if isinstance(payload, bytes):
+        return payload
+    try:
+        return payload.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"text to enqueue cannot be stored as UTF-8: {error}") from None
+
+
+def _level(durability: Durability | str | None) -> Durability | None:
+    if durability is None:
+        return None
+    try:
+        return Durability(durability)
+    except ValueError:
+        known = ", ".join(each.value for each in Durability)
+        raise InvalidArgumentError(f"there is no durability {durability!r}; there is {known}") from None
+
+
+def _require_count(count: object) -> None:
+    if type(count) is not int or count < 1:
+        raise InvalidArgumentError(f"a count of messages is 1 or more, not {count!r:.80}")
+
+
+def _deadline_s(count: object, wait: object) -> float:
+    """When to stop waiting, on the monotonic clock."""
+    _require_count(count)
+    if wait is None:
+        return math.inf
+    if isinstance(wait, bool) or not isinstance(wait, int | float) or not wait >= 0:
+        raise InvalidArgumentError(f"wait is 0 seconds or more, or None for ever, not {wait!r:.80}")
+    return time.monotonic() + wait
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
