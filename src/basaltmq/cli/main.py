@@ -11,6 +11,7 @@ import click
 
 from basaltmq import __version__
 from basaltmq.cli.output import BasaltGroup
+from basaltmq.cli.queue import queue
 from basaltmq.cli.store import store
 from basaltmq.cli.topic import topic
 
@@ -35,5 +36,6 @@ def main(ctx: click.Context, data_dir: Path) -> None:
     ctx.obj = data_dir
 
 
+main.add_command(queue)
 main.add_command(store)
 main.add_command(topic)
