@@ -251,7 +251,7 @@ def test_a_message_expires_without_anyone_calling(db: Basalt) -> None:
 @pytest.mark.spec("C7")
 def test_extending_a_part_keeps_its_messages_and_lets_the_rest_expire(queue: EmbeddedQueue) -> None:
     queue.enqueue([b"one", b"two"])
-    one, two = queue.lease(2, visibility_ms=300)
+    one, two = queue.lease(2, visibility_ms=1_000)
     queue.extend(one, 60_000)
     assert one.token != two.token
     assert payloads(queue.lease(2, wait=LONG_S)) == [b"two"]

@@ -201,9 +201,9 @@ def test_a_wake_that_meets_a_stopping_worker_is_passed_on(db: Basalt, queue: Emb
 def test_a_long_handler_keeps_its_messages_and_those_behind_it(queue: EmbeddedQueue) -> None:
     seen = Seen(2, hold=True)
     queue.enqueue([b"one", b"two"])
-    with queue.worker(seen, batch=2, visibility_ms=150) as worker:
+    with queue.worker(seen, batch=2, visibility_ms=1_000) as worker:
         assert seen.begun.acquire(timeout=LONG_S)
-        assert queue.lease(wait=0.6) == []
+        assert queue.lease(wait=1.5) == []
         seen.may_end.set()
         assert seen.enough.wait(LONG_S)
     assert worker.late == 0
