@@ -198,10 +198,18 @@ class Basalt:
     def backup(self, target: str | os.PathLike[str]) -> None:
         """An openable copy of this moment at `target`, which must not exist: rows and log, with checksums of all files.
 
-        Writers and readers go on meanwhile; cleaning waits.
+        Writers and readers go on meanwhile; cleaning waits, and so does the creation of topics until the log is copied.
         """
-        with self._cleaning:
-            self.store.checkpoint(Path(target), beside=self._copy_log)
+        with self._cleaning, ExitStack() as shards_as_they_are:
+            # No shard may appear between the copy of its row and that of the log: a number that the copied rows do not
+            # know would be given out again, to a shard that then inherits the frames.
+            shards_as_they_are.enter_context(self.streams.topics.lock)
+
+            def copy_log(draft: Path) -> None:
+                self._copy_log(draft)
+                shards_as_they_are.close()
+
+            self.store.checkpoint(Path(target), beside=copy_log)
 
     def _copy_log(self, target: Path) -> None:
         engine = self.streams.engines.get(Engine.SEGMENT)

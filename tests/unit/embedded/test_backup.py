@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,37 @@ def test_a_backup_under_writers_holds_everything_confirmed_before_it(tmp_path: P
         assert values(db, "kept") == [b"row"]
         position = db.topic("t").append(b"on")
         assert position.offset == len(found)
+
+
+@pytest.mark.promise("P10")
+def test_no_topic_appears_between_the_copies_of_rows_and_log(tmp_path: Path) -> None:
+    """Its shard's number would be given out again in the restored store, and its frames taken for another's."""
+    began = threading.Event()
+    with basaltmq.open(tmp_path / "data") as db:
+        db.topic("t").append(b"x")
+        checkpoint = db.store.checkpoint
+
+        def slow(target: Path, *, beside: Callable[[Path], None]) -> None:
+            def later(draft: Path) -> None:
+                began.set()
+                creator.join(0.5)
+                assert creator.is_alive(), "a topic was created between the two copies"
+                beside(draft)
+
+            checkpoint(target, beside=later)
+
+        def create() -> None:
+            assert began.wait(30)
+            db.topic("late").append(b"y")
+
+        creator = threading.Thread(target=create)
+        creator.start()
+        db.store.checkpoint = slow  # type: ignore[method-assign, assignment]
+        db.backup(tmp_path / "backup")
+        creator.join(30)
+        assert values(db, "late") == [b"y"]
+    with basaltmq.open(tmp_path / "backup", create=False) as db:
+        assert [topic.name for topic in db.topics()] == ["t"]
 
 
 def test_a_flip_in_the_log_of_a_backup_is_named(tmp_path: Path) -> None:
