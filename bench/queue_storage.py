@@ -1,8 +1,8 @@
 """Typed queue batches against raw `rocksdict`: what do keys, rows and operations cost? (SPEC C1, promise P2)
 
 The same messages (256 bytes of payload, 16 fairness keys), batches of 100, the WAL on, no sync, one database: once as
-`PutMessages`, from messages to the write; once as the finished rows straight into a `WriteBatch`. The two take turns
-batch by batch, so that a machine that changes its pace changes it for both. The median of the rounds counts.
+`PutMessages`, the encoding of keys and rows included; once as the finished rows straight into a `WriteBatch`. The two
+take turns batch by batch, so that a machine that changes its pace changes it for both. The median of rounds counts.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ PAYLOAD_BYTES: Final = 256
 FAIRNESS_KEYS: Final = 16
 HEADERS: Final = {"tenant": "a", "trace": "0123456789abcdef"}
 
-RATE_RATIO_MIN: Final = 0.60
-
 
 def run(rounds: int = ROUNDS) -> list[Row]:
     rows: list[Row] = []
@@ -42,10 +40,7 @@ def run(rounds: int = ROUNDS) -> list[Row]:
             Row(f"raw rocksdict, {what}", statistics.median(raw for raw, _ in rates), "messages/s"),
             Row(f"typed operations, {what}", statistics.median(ours for _, ours in rates), "messages/s"),
         ]
-        if headers:
-            rows.append(Row(f"typed to raw, {what}", ratio, "x"))
-        else:
-            rows.append(Row(f"typed to raw, {what}", ratio, "x", f">= {RATE_RATIO_MIN}", ratio >= RATE_RATIO_MIN))
+        rows.append(Row(f"typed to raw, {what}", ratio, "x"))
     return rows
 
 
