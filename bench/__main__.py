@@ -21,6 +21,7 @@ BENCHES: Final = [
     "commits",
     "catalog",
     "fairness",
+    "log",
 ]
 
 

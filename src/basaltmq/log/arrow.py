@@ -104,7 +104,8 @@ def joined(batches: Sequence[tuple[int, ColumnBatch]]) -> pa.RecordBatch:
     """Batches with their base offsets as one Arrow batch; their bytes are copied once, straight from where they lie."""
     if not batches:
         return _nothing()
-    kinds: set[int] = set().union(*(batch.extents for _, batch in batches))
+    # Batches that look alike share one directory.
+    kinds: set[int] = set().union(*{id(batch.extents): batch.extents for _, batch in batches}.values())
     if len(batches) == 1 or not kinds <= _SIMPLE:
         return concatenated([to_arrow(batch, base) for base, batch in batches])
     has_keys = columnar.KEY_OFFSETS in kinds
@@ -165,8 +166,14 @@ class _Joined:
         build = pa.Array.from_buffers
         own = build(_INT32, count + 1, [None, pa.py_buffer(b"".join(self._offsets))])
         steps = build(_INT32, count + 1, [None, pa.py_buffer(b"".join(self._steps))])
-        offsets = pc.add(own, steps).buffers()[1]
+        offsets = _add().call([own, steps]).buffers()[1]
         return build(_BINARY, count, [None, offsets, pa.py_buffer(b"".join(self._data))])
+
+
+@lru_cache(maxsize=1)
+def _add() -> Any:
+    """Arrow's addition without the layers of Python around it."""
+    return pc.get_function("add")
 
 
 def _keys_of(batches: Sequence[tuple[int, ColumnBatch]]) -> Any:
@@ -198,8 +205,16 @@ def _offsets_of(batches: Sequence[tuple[int, ColumnBatch]], count: int) -> Any:
 def _empty_lists(count: int) -> tuple[Any, Any]:
     """Headers and tags of records that have none."""
     zeros = pa.py_buffer(bytes(4 * (count + 1)))
-    headers = pa.Array.from_buffers(_HEADERS, count, [None, zeros], children=[pa.array([], _HEADER)])
-    return headers, pa.Array.from_buffers(_TAGS, count, [None, zeros], children=[pa.array([], _BINARY)])
+    headers, tags = _no_items()
+    build = pa.Array.from_buffers
+    return build(_HEADERS, count, [None, zeros], children=[headers]), build(
+        _TAGS, count, [None, zeros], children=[tags]
+    )
+
+
+@lru_cache(maxsize=1)
+def _no_items() -> tuple[Any, Any]:
+    return pa.array([], _HEADER), pa.array([], _BINARY)
 
 
 def records_to_arrow(records: Sequence[StoredRecord]) -> pa.RecordBatch:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from basaltmq.errors import SegmentGoneError
 from basaltmq.log.columnar import EXPIRIES, OFFSET_DELTAS, ColumnBatch, directory_bytes, directory_of
 from basaltmq.log.frame import HEADER_BYTES, take_frame
 from basaltmq.log.lane import Lane
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 READ_RUN_BYTES: Final = 5 << 18
 """Neighbouring frames read at once: enough to make the call cheap, little enough to stay in the processor's cache."""
+
+WALK_BYTES: Final = 1 << 18
+"""What a walk over neighbouring frames reads at once: it stays in the processor's own cache until it is checked."""
 
 Cutter: TypeAlias = Callable[[bytes], Callable[[int, int], bytes]]
 """How parts of a run are given to the checksum without a copy; see `log.arrow.cutter`."""
@@ -95,8 +99,9 @@ class FramesRead:
     def arrow(self) -> pa.RecordBatch:
         from basaltmq.log.arrow import concatenated, joined
 
-        if all(part.is_whole for part in self.parts):
-            return joined([(part.base_offset, part.batch) for part in self.parts])
+        whole = [(part.base_offset, part.batch) for part in self.parts if part.is_whole]
+        if len(whole) == len(self.parts):
+            return joined(whole)
         return concatenated(self.arrow_batches())
 
     def arrow_batches(self) -> list[pa.RecordBatch]:
@@ -117,6 +122,14 @@ def index_of(batch: ColumnBatch, base_offset: int, offset: int) -> int:
 def offset_at(batch: ColumnBatch, base_offset: int, at: int) -> int:
     deltas = batch.deltas()
     return base_offset + (at if deltas is None else deltas[at])
+
+
+def _read_some(log: Lane, position: int, size_bytes: int) -> bytes:
+    """Bytes of the log, none where its segment ends."""
+    try:
+        return log.read(position, size_bytes)
+    except SegmentGoneError:
+        return b""
 
 
 class Taker:
@@ -166,23 +179,33 @@ class Taker:
         """
         budget = self._budget
         expected = first.base_offset
-        # Frames are a little larger than what their records count.
-        size = budget.bytes_left + budget.bytes_left // 8 + first.size_bytes
-        raw = log.read(first.position, max(first.size_bytes, min(READ_RUN_BYTES, size)))
-        cut = None if self._cutter is None else self._cutter(raw)
+        position = first.position
+        size_max = max(first.size_bytes, WALK_BYTES)
         seed = log.seed
-        at = front_bytes = 0
-        front = b""
         parts = self.parts
+        raw = front = b""
+        cut = None
+        at = front_bytes = count = body_bytes = data_bytes = 0
+        extents: dict[int, tuple[int, int]] = {}
+        is_odd = False
         while expected < end:
             found = take_frame(seed, raw, at, shard, expected, cut)
             if found is None:
-                break
+                if raw and not at:
+                    break
+                # The frame may only be cut off by the end of what was read.
+                position += at
+                at = 0
+                left = budget.bytes_left + budget.bytes_left // 8 + size_max
+                raw = _read_some(log, position, min(size_max, left))
+                cut = None if self._cutter is None else self._cutter(raw)
+                found = take_frame(seed, raw, 0, shard, expected, cut)
+                if found is None:
+                    break
             records, size, least_ms, largest_ms = found
             begin = at + HEADER_BYTES
-            if raw[begin : begin + front_bytes] != front or not front:
-                directory = directory_of(raw, begin)
-                count, extents, body_bytes, data_bytes = directory
+            if not front or raw[begin : begin + front_bytes] != front:
+                count, extents, body_bytes, data_bytes = directory_of(raw, begin)
                 front_bytes = directory_bytes(len(extents))
                 front = raw[begin : begin + front_bytes]
                 is_odd = EXPIRIES in extents or OFFSET_DELTAS in extents
@@ -195,8 +218,7 @@ class Taker:
             budget.taken += count
             budget.records_left -= count
             budget.bytes_left -= data_bytes
-            batch = ColumnBatch(raw, count, extents, least_ms, largest_ms, begin, size)
-            parts.append(Part(expected, batch, 0, count))
+            parts.append(Part(expected, ColumnBatch(raw, count, extents, least_ms, largest_ms, begin, size), 0, count))
             expected += count
             at = begin + size + (-size & 7)
         return expected

@@ -28,6 +28,7 @@ class SegmentShard(Visible):
     """One shard. Offsets are guarded by its lock; the counts change only under the lane's lock as well."""
 
     __slots__ = (
+        "config",
         "deleted",
         "frames",
         "indexed_next",
@@ -62,6 +63,7 @@ class SegmentShard(Visible):
         super().__init__(max(self.indexed_next, meta.next_offset_min, meta.start_offset))
         self.number = meta.number
         self.lane = meta.lane
+        self.config = meta.config
         self.start_offset = meta.start_offset
         self.is_deleted = False
 

@@ -1,0 +1,64 @@
+"""Waiting for a sync together: those of one turn of an event loop ask for it once, at the turn's end.
+
+A sync that begins with the first of sixteen writers of a turn covers one write, and fifteen wait for the next one: two
+syncs where one would do. Writers that were told together wake up in the same turn, so asking at its end gathers them
+all. There is no timer: a lone writer's sync begins in the same turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from basaltmq.store.commit import GroupSync
+
+
+class _Turn(threading.local):
+    """What the current turn of this thread's loop has gathered."""
+
+    loop: asyncio.AbstractEventLoop | None = None
+    futures: list[asyncio.Future[None]]
+
+
+class TickSync:
+    """Durability of everything written before, for the coroutines of any loop."""
+
+    def __init__(self, group: GroupSync) -> None:
+        self._group = group
+        self._turn = _Turn()
+
+    def durable(self) -> asyncio.Future[None]:
+        """A future of the running loop that resolves when everything written in this turn is durable."""
+        loop = asyncio.get_running_loop()
+        turn = self._turn
+        if turn.loop is not loop:
+            turn.loop = loop
+            turn.futures = []
+            loop.call_soon(self._end, loop)
+        future: asyncio.Future[None] = loop.create_future()
+        turn.futures.append(future)
+        return future
+
+    def _end(self, loop: asyncio.AbstractEventLoop) -> None:
+        turn = self._turn
+        if turn.loop is not loop:
+            return
+        futures = turn.futures
+        turn.loop = None
+        turn.futures = []
+        try:
+            synced = self._group.durable()
+        except Exception as error:
+            _tell(futures, error)
+            return
+        synced.add_done_callback(lambda done: _tell(futures, done.exception()))
+
+
+def _tell(futures: list[asyncio.Future[None]], error: BaseException | None) -> None:
+    for future in futures:
+        if future.done():
+            continue
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)

@@ -1,0 +1,78 @@
+"""Those of one turn of a loop share a sync."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from basaltmq.errors import StorageError, StoreClosedError
+from basaltmq.store.commit import GroupSync
+from basaltmq.streams.tick import TickSync
+
+
+class Target:
+    def __init__(self) -> None:
+        self.syncs = 0
+        self.error: StorageError | None = None
+
+    def sync(self) -> None:
+        self.syncs += 1
+        if self.error is not None:
+            raise self.error
+
+    def poison(self, error: BaseException) -> None: ...
+
+
+@pytest.mark.promise("P1")
+def test_sixteen_writers_that_wait_for_each_write_need_one_sync_per_round() -> None:
+    target = Target()
+    group = GroupSync(target)
+    tick = TickSync(group)
+
+    async def write() -> None:
+        for _ in range(10):
+            await tick.durable()
+
+    async def run() -> None:
+        await asyncio.gather(*(write() for _ in range(16)))
+
+    asyncio.run(run())
+    asyncio.run(run())
+    group.close()
+    assert target.syncs == 20
+
+
+@pytest.mark.promise("P1")
+def test_a_failed_sync_and_a_closed_group_are_told_to_everyone_who_still_waits() -> None:
+    target = Target()
+    target.error = StorageError("gone")
+    group = GroupSync(target)
+    tick = TickSync(group)
+
+    async def run(error: type[Exception]) -> None:
+        waiting = [tick.durable() for _ in range(3)]
+        waiting[0].cancel()
+        for each in waiting[1:]:
+            with pytest.raises(error):
+                await each
+
+    asyncio.run(run(StorageError))
+    group.close()
+    asyncio.run(run(StoreClosedError))
+
+
+def test_a_turn_that_never_came_does_not_hold_the_next_loop_up() -> None:
+    target = Target()
+    group = GroupSync(target)
+    tick = TickSync(group)
+
+    async def leave() -> None:
+        tick.durable()
+
+    async def stay() -> None:
+        await asyncio.wait_for(tick.durable(), 30)
+
+    asyncio.run(leave())
+    asyncio.run(stay())
+    group.close()
