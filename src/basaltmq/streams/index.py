@@ -48,13 +48,12 @@ from basaltmq.log.lane import Lane
 from basaltmq.store import keys
 from basaltmq.store.api import ManagedStore
 from basaltmq.store.batch import PUT, Batch
-from basaltmq.store.families import Family
 from basaltmq.streams.index_rows import HAS_KEYS, HAS_TAGS, IS_REWRITTEN, Entry, SegmentStats, Words, first_expiry
+from basaltmq.streams.index_sums import SegmentSums
+from basaltmq.streams.index_times import FAMILY, insert_time, trim_times
 from basaltmq.streams.rocksdb_engine import clear
 from basaltmq.streams.segment_state import TIME_NONE, SegmentShard
 from basaltmq.streams.shards import ShardConfig
-
-FAMILY: Final = Family.STREAM_INDEX
 
 GATHERED_ROWS_MAX: Final = 4096
 """Rows gathered before they are written: enough to make a batch cheap, a few hundred KB, some 10 ms of work."""
@@ -81,8 +80,7 @@ class StreamIndex:
         self._batch = Batch()
         self._rows = 0
         self._checkpoints: dict[int, int] = {}
-        self._stats: dict[tuple[int, int], SegmentStats] = {}
-        self._stats_changed: set[tuple[int, int]] = set()
+        self._sums = SegmentSums(store)
         last = next(store.scan(FAMILY, *keys.prefix_range(b"N"), reverse=True), None)
         self._shard_max = 0 if last is None else keys.decode_stream_tail_key(last[0])
         """No shard above it has rows: the first write to a shard need not look."""
@@ -93,8 +91,6 @@ class StreamIndex:
             for key, raw in store.scan(FAMILY, *keys.prefix_range(b"P"))
         }
         self._logs: dict[int, Lane] = {}
-        for key, raw in store.scan(FAMILY, *keys.prefix_range(b"S")):
-            self._stats[keys.decode_log_segment_key(key)] = SegmentStats(raw)
 
     def checkpoint(self, lane: int) -> int | None:
         """The position up to which a lane is in the index."""
@@ -115,8 +111,8 @@ class StreamIndex:
             batch.delete_range(FAMILY, b"", b"\xff")
             self._store.write(batch, wal=False)
             self._entries, self._touched, self._batch, self._rows = {}, {}, Batch(), 0
-            self._checkpoints, self._stats = {}, {}
-            self._stats_changed.clear()
+            self._checkpoints = {}
+            self._sums.clear()
 
     def make_room(self) -> None:
         """Write what is gathered if that is enough. Before an append, so that no append fails after it was made."""
@@ -135,14 +131,7 @@ class StreamIndex:
         garbage: int,
     ) -> None:
         """A frame, of whatever kind, was appended to a segment. Under `lock`."""
-        at = (lane, segment)
-        stats = self._stats.get(at)
-        if stats is None:
-            stats = self._stats[at] = SegmentStats()
-        stats.add(size_bytes, time_min_ms, time_max_ms, stored_ms)
-        if garbage:
-            stats.garbage_bytes += garbage
-        self._stats_changed.add(at)
+        self._sums.add(lane, segment, size_bytes, time_min_ms, time_max_ms, stored_ms, garbage)
         self._checkpoints[lane] = position + size_bytes
 
     def add(self, shard: SegmentShard, entry: Entry, words: Words, config: ShardConfig) -> None:
@@ -257,14 +246,12 @@ class StreamIndex:
 
     def stats(self, lane: int, segment: int) -> SegmentStats | None:
         """None for a segment that has no frames, or whose deletion had begun."""
-        return self._stats.get((lane, segment))
+        return self._sums.get(lane, segment)
 
     def is_ahead_of(self, lane: int, log: Lane) -> bool:
         """Does the index know of bytes that the log does not have? A power loss may have taken unsynced ones back."""
         sizes = {segment.start: segment.size_bytes for segment in log.segments()}
-        return (self._checkpoints.get(lane) or 0) > log.end or any(
-            stats.size_bytes > sizes.get(segment, 0) for (of, segment), stats in self._stats.items() if of == lane
-        )
+        return (self._checkpoints.get(lane) or 0) > log.end or self._sums.exceed(lane, sizes)
 
     def due(self, now_ms: int) -> Iterator[tuple[int, int]]:
         """(shard, last offset) of frames with a record that has expired."""
@@ -295,10 +282,10 @@ class StreamIndex:
         fresh: list[int] = []
         share = size_bytes // len(offsets)
         row = _DELETED.pack(position, share)
-        self._garbage(shard.lane, segment_of(position), size_bytes - share * len(offsets))
+        self._sums.waste(shard.lane, segment_of(position), size_bytes - share * len(offsets))
         for offset in offsets:
             if offset < shard.start_offset:
-                self._garbage(shard.lane, segment_of(position), share)
+                self._sums.waste(shard.lane, segment_of(position), share)
                 continue
             key = keys.deleted_record_key(shard.number, offset)
             old = self._store.get(FAMILY, key)
@@ -328,7 +315,7 @@ class StreamIndex:
 
     def _garbage_of(self, lane: int, deleted_row: bytes, segment_of: SegmentOf) -> None:
         position, share = _DELETED.unpack(deleted_row)
-        self._garbage(lane, segment_of(position), share)
+        self._sums.waste(lane, segment_of(position), share)
 
     def deletes_of(self, shard: int, offsets: Sequence[int], position: int) -> list[int]:
         """Those of a DELETES frame's offsets whose rows point to it."""
@@ -396,7 +383,7 @@ class StreamIndex:
             gone = self.deleted(number, start, first_kept.last_offset) if shard.deleted else ()
             self._set_expiry(batch, shard, first_kept, gone, load)
         if config.index_times:
-            self._trim_times(batch, shard, start)
+            trim_times(self._store, batch, shard, start, self.entries(number, start))
         self._put_tail(batch, shard)
         self._write(batch)
         return before - shard.kept
@@ -406,7 +393,7 @@ class StreamIndex:
         assert not self._entries, "flush before the change is noted"
         batch = Batch()
         for entry in self.entries(number, 0):
-            self._garbage(lane, segment_of(entry.position), entry.size_bytes)
+            self._sums.waste(lane, segment_of(entry.position), entry.size_bytes)
             if entry.expire_min_ms:
                 batch.delete(FAMILY, keys.stream_expiry_key(entry.expire_min_ms, number, entry.last_offset))
         for _, row in self._store.scan(FAMILY, *keys.prefix_range(keys.deleted_record_key(number, 0)[:9])):
@@ -429,7 +416,7 @@ class StreamIndex:
         batch = Batch()
         old = self.entry(shard.number, entry.last_offset)
         if old is not None:
-            self._garbage(shard.lane, segment_of(old.position), old.size_bytes)
+            self._sums.waste(shard.lane, segment_of(old.position), old.size_bytes)
             moved = old._replace(position=entry.position, size_bytes=entry.size_bytes)
             batch.put(FAMILY, keys.frame_key(shard.number, entry.last_offset), moved.encode())
         else:
@@ -471,8 +458,7 @@ class StreamIndex:
     def forget_segment(self, lane: int, segment: int) -> None:
         """The segment goes. Before its file does, so that a file without a row is one that was to go."""
         with self.lock:
-            self._stats.pop((lane, segment), None)
-            self._stats_changed.discard((lane, segment))
+            self._sums.forget(lane, segment)
             batch = Batch()
             batch.delete(FAMILY, keys.log_segment_key(lane, segment))
             self._store.write(batch, wal=False)
@@ -502,10 +488,7 @@ class StreamIndex:
                 offsets = decode_deletes(body)
                 garbage -= size // len(offsets) * len(self.deletes_of(header.shard, offsets, position))
         with self.lock:
-            stats = self._stats.setdefault((lane, segment), SegmentStats())
-            stats.add(size, least_ms, largest_ms, stored_ms)
-            stats.garbage_bytes += garbage
-            self._stats_changed.add((lane, segment))
+            self._sums.add(lane, segment, size, least_ms, largest_ms, stored_ms, garbage)
 
     def _covered(self, number: int, entry: Entry) -> Iterator[Entry]:
         for old in self.entries(number, entry.base_offset):
@@ -541,7 +524,7 @@ class StreamIndex:
         shard.frames -= 1
         shard.records -= entry.records
         shard.size_bytes -= entry.size_bytes
-        self._garbage(shard.lane, segment_of(entry.position), entry.size_bytes)
+        self._sums.waste(shard.lane, segment_of(entry.position), entry.size_bytes)
 
     def _remove_words_of(self, batch: Batch, number: int, unreadable: set[int]) -> None:
         """Frames that cannot be read do not say which keys they had: look through all of the shard's."""
@@ -579,60 +562,7 @@ class StreamIndex:
         shard.size_bytes += entry.size_bytes
         shard.indexed_next = max(shard.indexed_next, entry.last_offset + 1)
         if config.index_times:
-            self._insert_time(batch, shard, entry, gone_times)
-
-    def _insert_time(self, batch: Batch, shard: SegmentShard, entry: Entry, gone: Collection[bytes]) -> None:
-        """Keep rows by time rising in time and offset: one that is reached earlier makes later ones superfluous."""
-        number = shard.number
-        own = keys.stream_time_key(number, entry.timestamp_max_ms, entry.last_offset)
-        start, end = keys.prefix_range(own[:9])
-        for key, _ in self._store.scan(FAMILY, keys.stream_time_key(number, entry.timestamp_max_ms, 0), end):
-            if key in gone:
-                continue
-            _, time_ms, last_offset = keys.decode_stream_time_key(key)
-            if last_offset < entry.last_offset:
-                return
-            if time_ms > entry.timestamp_max_ms:
-                break
-            batch.delete(FAMILY, key)
-        for key, _ in self._store.scan(FAMILY, start, own, reverse=True):
-            if key in gone:
-                continue
-            if keys.decode_stream_time_key(key)[2] < entry.last_offset:
-                break
-            batch.delete(FAMILY, key)
-        batch.put(FAMILY, own, b"")
-        shard.timestamp_max_ms = max(shard.timestamp_max_ms, entry.timestamp_max_ms)
-
-    def _trim_times(self, batch: Batch, shard: SegmentShard, start: int) -> None:
-        """Rows of frames that went go; frames that stood in their shadow get theirs."""
-        number = shard.number
-        first_left: int | None = None
-        gone = 0
-        for key, _ in self._store.scan(FAMILY, *keys.prefix_range(b"T" + _POSITION.pack(number))):
-            last_offset = keys.decode_stream_time_key(key)[2]
-            if last_offset >= start:
-                first_left = last_offset
-                break
-            batch.delete(FAMILY, key)
-            gone += 1
-        if not gone:
-            return
-        largest = TIME_NONE
-        for entry in self.entries(number, start):
-            if entry.last_offset == first_left:
-                return
-            if entry.timestamp_max_ms > largest:
-                largest = entry.timestamp_max_ms
-                batch.put(FAMILY, keys.stream_time_key(number, largest, entry.last_offset), b"")
-        shard.timestamp_max_ms = largest
-
-    def _garbage(self, lane: int, segment: int, size_bytes: int) -> None:
-        at = (lane, segment)
-        stats = self._stats.get(at)
-        if stats is not None:
-            stats.garbage_bytes += size_bytes
-            self._stats_changed.add(at)
+            insert_time(self._store, batch, shard, entry, gone_times)
 
     def _put_tail(self, batch: Batch, shard: SegmentShard) -> None:
         key = keys.stream_tail_key(shard.number)
@@ -646,16 +576,14 @@ class StreamIndex:
 
     def _write(self, batch: Batch) -> None:
         """Write a change with the checkpoint and the segments it concerns."""
-        changed = list(self._stats_changed)
-        for lane, segment in changed:
-            batch.put(FAMILY, keys.log_segment_key(lane, segment), self._stats[(lane, segment)].encode())
+        self._sums.put_changed(batch)
         for lane, position in self._checkpoints.items():
             batch.put(FAMILY, keys.log_checkpoint_key(lane), _POSITION.pack(position))
         for lane, log in self._logs.items():
             batch.put(FAMILY, keys.log_synced_key(lane), _POSITION.pack(log.synced_position))
         if len(batch):
             self._store.write(batch, wal=False)
-        self._stats_changed.clear()
+        self._sums.written()
 
     def _written(self) -> None:
         """Look-ups by key, tag and time go to the store only."""

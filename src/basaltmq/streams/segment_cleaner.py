@@ -53,7 +53,8 @@ from basaltmq.streams.segment_state import SegmentShard
 from basaltmq.streams.shards import Engine, ShardConfig, ShardMeta, Shards
 
 if TYPE_CHECKING:
-    from basaltmq.streams.segment_engine import LogLane, SegmentEngine
+    from basaltmq.streams.segment_engine import SegmentEngine
+    from basaltmq.streams.segment_reader import LogLane
 
 MERGED_FRAMES_MAX: Final = 256
 MERGED_RECORDS_MAX: Final = 10_000

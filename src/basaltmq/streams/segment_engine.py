@@ -24,7 +24,6 @@ with the index's share; plain records cost 60 us more to encode.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -35,21 +34,15 @@ from typing import Final
 import msgspec
 
 from basaltmq.errors import (
-    BasaltError,
-    CorruptionError,
-    DamagedFrameError,
     InvalidArgumentError,
-    LimitExceededError,
     ShardNotFoundError,
 )
 from basaltmq.log.columnar import EXPIRIES, ColumnBatch
 from basaltmq.log.frame import (
+    COLUMNAR,
     DROP,
-    HEADER_BYTES,
     TRIM,
     Header,
-    check_body,
-    decode_batch,
     decode_header,
     encode_batch,
     encode_deletes,
@@ -59,39 +52,33 @@ from basaltmq.log.frame import (
 from basaltmq.log.lane import Lane, LaneOptions
 from basaltmq.log.record import NEVER, Record, StoredRecord
 from basaltmq.log.recovery import Damage, Loss, repair, scan
-from basaltmq.log.segment import SegmentGoneError
 from basaltmq.store import keys
 from basaltmq.store.api import ManagedStore
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.streams.adapter import (
-    BATCH_BYTES_MAX,
-    BATCH_RECORDS_MAX,
-    READ_BYTES,
-    READ_RECORDS,
     Append,
-    Budget,
     Clock,
-    Otherwise,
     Records,
     ShardInfo,
     check_batch,
-    check_offset,
     check_placed,
     hash64,
 )
 from basaltmq.streams.durability import Durability
-from basaltmq.streams.engine import EngineBase
 from basaltmq.streams.index import StreamIndex
 from basaltmq.streams.index_rows import NO_WORDS, Entry, Words, first_expiry
 from basaltmq.streams.leaders import Leaders
 from basaltmq.streams.offsets import Offsets
+from basaltmq.streams.segment_batches import DELTA_MAX, as_columns, offset_runs
 from basaltmq.streams.segment_cleaner import SegmentCleaner
-from basaltmq.streams.segment_read import READ_RUN_BYTES, FramesRead, Taker, find_cutter, index_of, offset_at
+from basaltmq.streams.segment_read import find_cutter, index_of, offset_at
+from basaltmq.streams.segment_reader import LogLane, SegmentReader, wanted_records
 from basaltmq.streams.segment_replay import Progress, Replay, note
 from basaltmq.streams.segment_state import SegmentShard
-from basaltmq.streams.shards import OFFSET_MAX, Engine, Recent, ShardConfig, Shards, ShardSpec
-from basaltmq.streams.watermark import Watermarks, done
+from basaltmq.streams.shards import OFFSET_MAX, Engine, Recent, ShardConfig, ShardMeta, Shards, ShardSpec
+from basaltmq.streams.tick import TickSync
+from basaltmq.streams.watermark import done
 
 SHARDS_LOADED_MAX: Final = 16_384
 """States in memory, about 1 KB each."""
@@ -99,50 +86,16 @@ SHARDS_LOADED_MAX: Final = 16_384
 LANES: Final = 1
 """One stream of syncs per disk is what most disks do best; more lanes are for more disks."""
 
-RETRIES: Final = 16
-"""A read that meets cleaning looks into the index again; each time one more segment must have gone."""
-
 OFFSETS_PER_DELETE: Final = 50_000
 """Offsets in one DELETES frame."""
 
 TRIM_FRAMES: Final = 10_000
 """Frames that leave the index in one batch."""
 
-DELTA_MAX: Final = (1 << 31) - 1
-"""How far offsets of one frame may lie apart: deltas are int32."""
-
 _COLUMNS_ONLY_VALUES: Final = 3
 
 
-class LogLane:
-    """A lane with what the engine keeps beside it."""
-
-    __slots__ = ("lock", "log", "number", "watermarks")
-
-    def __init__(self, number: int, log: Lane) -> None:
-        self.number = number
-        self.log = log
-        self.lock = threading.RLock()
-        self.watermarks = Watermarks(log)
-
-    def sync_soon(self) -> None:
-        """Have complete segments made durable, whether anybody waits for it or not, so that at most a few are not."""
-        threading.Thread(target=self._sync_quietly, name="basalt-seal", daemon=True).start()
-
-    def _sync_quietly(self) -> None:
-        # A failure has poisoned the lane, which the next append finds out.
-        with contextlib.suppress(BasaltError):
-            self.log.sync()
-
-    def segment_of(self, position: int) -> int:
-        """Where the segment that holds a position begins; -1 if it is gone."""
-        try:
-            return self.log.segment_at(position).start
-        except SegmentGoneError:
-            return -1
-
-
-class SegmentEngine(EngineBase):
+class SegmentEngine(SegmentReader):
     """A `StorageAdapter` on segment files."""
 
     engine = Engine.SEGMENT
@@ -196,6 +149,7 @@ class SegmentEngine(EngineBase):
         ]
         self._recover(logs, quarantine, progress)
         self.lanes = [LogLane(number, log) for number, log in enumerate(logs)]
+        self._ticks = [TickSync(lane.watermarks.group) for lane in self.lanes]
         self._finish()
 
     def place(self, spec: ShardSpec) -> ShardSpec:
@@ -233,21 +187,32 @@ class SegmentEngine(EngineBase):
 
     def batch_write(self, shard: int, records: Records, durability: Durability | None = None) -> Append:
         self._require_leader(shard)
-        meta = self._own(shard)
-        config = meta.config
+        state = self._states.get(shard)
+        config = state.config
         level = config.durability if durability is None else durability
         now_ms = self._clock_ms()
-        batch = _as_columns(records, now_ms, config.record_bytes_max)
+        batch = as_columns(records, now_ms, config.record_bytes_max)
         words = NO_WORDS if len(batch.extents) == _COLUMNS_ONLY_VALUES else Words(batch, config)
-        state = self._states.get(shard)
         lane = self.lanes[state.lane]
+        count = batch.count
         with state.lock:
             state.require()
             base = state.next_offset
-            last = base + batch.count - 1
+            last = base + count - 1
             if last >= OFFSET_MAX:
                 raise InvalidArgumentError(f"shard {shard} has used up its offsets")
-            parts = encode_batch(lane.log.seed, shard, base, batch, now_ms)
+            parts = encode_frame(
+                lane.log.seed,
+                COLUMNAR,
+                shard,
+                base,
+                count,
+                count - 1,
+                batch.timestamp_min_ms,
+                batch.timestamp_max_ms,
+                now_ms,
+                batch.body,
+            )
             self._append(lane, state, parts, batch, base, last, now_ms, words, config)
             state.next_offset = last + 1
             sequence = lane.watermarks.written(state, base, level)
@@ -267,7 +232,7 @@ class SegmentEngine(EngineBase):
             state.require()
             base = state.next_offset
             check_placed(records, base, next_offset)
-            for run in _runs(base, records):
+            for run in offset_runs(base, records):
                 begin = max(state.next_offset, run[-1].offset - DELTA_MAX)
                 batch = ColumnBatch.from_records(run, now_ms, [record.offset - begin for record in run])
                 parts = encode_batch(lane.log.seed, shard, begin, batch, now_ms)
@@ -321,180 +286,8 @@ class SegmentEngine(EngineBase):
 
     def confirmed(self, append: Append) -> asyncio.Future[None]:
         if append.durability is Durability.SYNCED:
-            return self._lane_of(append.shard).watermarks.confirmed(append.sequence)
+            return self._ticks[self._states.get(append.shard).lane].durable()
         return done()
-
-    def read_by_offset(
-        self, shard: int, offset: int, max_records: int = READ_RECORDS, max_bytes: int = READ_BYTES
-    ) -> FramesRead:
-        return self._read(shard, offset, max_records, max_bytes)
-
-    def read_by_tag(
-        self, shard: int, tag: bytes, offset: int, max_records: int = READ_RECORDS, max_bytes: int = READ_BYTES
-    ) -> FramesRead:
-        return self._read(shard, offset, max_records, max_bytes, tag=tag)
-
-    def read_by_key(
-        self, shard: int, key: bytes, offset: int, max_records: int = READ_RECORDS, max_bytes: int = READ_BYTES
-    ) -> FramesRead:
-        return self._read(shard, offset, max_records, max_bytes, key=key)
-
-    def _read(
-        self,
-        shard: int,
-        offset: int,
-        max_records: int,
-        max_bytes: int,
-        *,
-        tag: bytes | None = None,
-        key: bytes | None = None,
-    ) -> FramesRead:
-        for attempt in range(RETRIES):
-            try:
-                return self._read_once(shard, offset, Budget(max_records, max_bytes), tag, key)
-            except SegmentGoneError:
-                # Cleaning moved the frame after its entry was read; the index knows where to.
-                if attempt == RETRIES - 1:
-                    raise
-        raise AssertionError("unreachable")
-
-    def _read_once(self, shard: int, offset: int, budget: Budget, tag: bytes | None, key: bytes | None) -> FramesRead:
-        meta = self._own(shard)
-        state = self._states.get(shard)
-        with state.lock:
-            start, end, deleted = state.start_offset, state.high_watermark, state.deleted
-        check_offset(shard, offset, start, end)
-        if offset >= end:
-            return FramesRead([], offset, start, end)
-        taker = Taker(budget, self._clock_ms(), _wanted(tag, key), self._cutter)
-        next_offset = end
-        if tag is None and key is None and not deleted and not state.rewritten:
-            offset = self._walk(state, taker, offset, end)
-            if offset >= end or taker.is_full or budget.records_left <= 0:
-                return FramesRead(taker.parts, offset, start, end)
-        try:
-            entries = self._candidates(shard, offset, end, meta.config, tag, key)
-            for entry, batch in self._frames(state, entries, end, budget):
-                if budget.scans_left <= 0 or budget.records_left <= 0:
-                    next_offset = max(offset, entry.base_offset)
-                    break
-                budget.scans_left -= 1
-                if batch is None:
-                    continue
-                gone = self.index.deleted(shard, entry.base_offset, entry.last_offset) if deleted else ()
-                if not taker.take(entry.base_offset, batch, offset, end, gone):
-                    assert taker.stopped_at is not None
-                    next_offset = taker.stopped_at
-                    break
-        except DamagedFrameError as error:
-            # What comes before the damage is given; the next read begins with it, and says so.
-            if not taker.parts or error.base_offset <= offset:
-                raise
-            next_offset = error.base_offset
-        return FramesRead(taker.parts, next_offset, start, end)
-
-    def _walk(self, state: SegmentShard, taker: Taker, offset: int, end: int) -> int:
-        """Take runs of neighbouring frames as long as there are any; the offset reached."""
-        log = self.lanes[state.lane].log
-        while offset < end and not taker.is_full:
-            entries = self.index.entries(state.number, offset)
-            first = next(entries, None)
-            following = next(entries, None)
-            if first is None or following is None or following.position != first.position + first.size_bytes:
-                break
-            if first.base_offset < offset:
-                # The last read ended inside a frame.
-                batch = self.load(state, first)
-                if batch is not None and not taker.take(first.base_offset, batch, offset, end, ()):
-                    assert taker.stopped_at is not None
-                    return taker.stopped_at
-                offset = first.last_offset + 1
-                continue
-            reached = taker.walk(log, state.number, first, end) if first.base_offset == offset else offset
-            if reached == offset:
-                break
-            offset = reached
-        return offset
-
-    def _candidates(
-        self, shard: int, offset: int, end: int, config: ShardConfig, tag: bytes | None, key: bytes | None
-    ) -> Iterator[Entry]:
-        """Frames from the one that holds `offset` on that may have what is looked for."""
-        if key is not None and config.index_keys:
-            return self._held(b"K", shard, hash64(key), offset)
-        if tag is not None and config.index_tags:
-            return self._held(b"G", shard, hash64(tag), offset)
-        entries = self.index.entries(shard, offset)
-        if tag is not None:
-            bit = 1 << (hash64(tag) & 63)
-            return (entry for entry in entries if entry.tag_mask & bit)
-        return entries
-
-    def _held(self, kind: bytes, shard: int, hashed: int, offset: int) -> Iterator[Entry]:
-        for last_offset in self.index.holders(kind, shard, hashed, offset):
-            entry = self.index.entry(shard, last_offset)
-            if entry is not None:
-                yield entry
-
-    def _frames(
-        self, state: SegmentShard, entries: Iterator[Entry], end: int, budget: Budget | None = None
-    ) -> Iterator[tuple[Entry, ColumnBatch | None]]:
-        """The frames of entries below `end`; neighbours in the log are read together, as far as the budget goes."""
-        run: list[Entry] = []
-        size = records = 0
-        bytes_max, records_max = READ_RUN_BYTES, BATCH_RECORDS_MAX
-        for entry in entries:
-            if entry.base_offset >= end:
-                break
-            if run and (
-                entry.position != run[0].position + size
-                or size + entry.size_bytes > bytes_max
-                or records >= records_max
-            ):
-                yield from self._read_run(state, run, size)
-                run, size, records = [], 0, 0
-            if budget is not None and not run:
-                bytes_max, records_max = min(READ_RUN_BYTES, budget.bytes_left), budget.records_left
-            run.append(entry)
-            size += entry.size_bytes
-            records += entry.records
-        if run:
-            yield from self._read_run(state, run, size)
-
-    def _read_run(self, state: SegmentShard, run: list[Entry], size: int) -> Iterator[tuple[Entry, ColumnBatch | None]]:
-        log = self.lanes[state.lane].log
-        first = run[0].position
-        raw = log.read(first, size)
-        for entry in run:
-            at = entry.position - first
-            if at >= len(raw):
-                # Neighbours, but in the next segment.
-                first, at = entry.position, 0
-                raw = log.read(first, size)
-            try:
-                header = decode_header(log.seed, raw, at)
-                body = raw[at + HEADER_BYTES : at + HEADER_BYTES + header.body_bytes]
-                check_body(header, body)
-                if header.shard != state.number or header.last_offset != entry.last_offset:
-                    raise CorruptionError("the index points to another frame")
-                batch = decode_batch(header, body) if header.records else None
-            except CorruptionError as error:
-                reason = f"{log.path} at position {entry.position}: {error}"
-                raise DamagedFrameError(state.number, entry.base_offset, entry.last_offset, reason) from error
-            yield entry, batch
-
-    def load(self, state: SegmentShard, entry: Entry) -> ColumnBatch | None:
-        """The records of one frame."""
-        return next(iter(self._read_run(state, [entry], entry.size_bytes)))[1]
-
-    def frame_of(self, state: SegmentShard, entry: Entry) -> tuple[Header, bytes]:
-        """One frame as it lies in the log, checked."""
-        log = self.lanes[state.lane].log
-        raw = log.read(entry.position, entry.size_bytes)
-        header = decode_header(log.seed, raw)
-        body = raw[HEADER_BYTES : HEADER_BYTES + header.body_bytes]
-        check_body(header, body)
-        return header, body
 
     def delete_by_key(self, shard: int, key: bytes) -> int:
         self._require_leader(shard)
@@ -502,7 +295,7 @@ class SegmentEngine(EngineBase):
         state = self._states.get(shard)
         with state.lock:
             state.require()
-            wanted = _wanted(None, key)
+            wanted = wanted_records(None, key)
             assert wanted is not None
             found: list[int] = []
             end = state.high_watermark
@@ -645,37 +438,6 @@ class SegmentEngine(EngineBase):
             note(index, lane.number, lane.log.active_start, position, header, size if garbage < 0 else garbage)
             yield position
 
-    def get_offset_by_timestamp(self, shard: int, timestamp_ms: int, otherwise: Otherwise) -> int:
-        for attempt in range(RETRIES):
-            try:
-                return self._offset_by_timestamp(shard, timestamp_ms, otherwise)
-            except SegmentGoneError:
-                if attempt == RETRIES - 1:
-                    raise
-        raise AssertionError("unreachable")
-
-    def _offset_by_timestamp(self, shard: int, timestamp_ms: int, otherwise: Otherwise) -> int:
-        config = self._own(shard).config
-        state = self._states.get(shard)
-        with state.lock:
-            start, end, deleted = state.start_offset, state.high_watermark, state.deleted
-        from_offset: int | None = start
-        if config.index_times:
-            from_offset = self.index.first_at_time(shard, timestamp_ms)
-        if from_offset is not None:
-            now_ms = self._clock_ms()
-            entries = self.index.entries(shard, max(from_offset, start))
-            older = (entry for entry in entries if entry.timestamp_max_ms >= timestamp_ms)
-            for entry, batch in self._frames(state, older, end):
-                if batch is None:
-                    continue
-                gone = self.index.deleted(shard, entry.base_offset, entry.last_offset) if deleted else ()
-                taker = Taker(Budget(1, 0), now_ms, lambda each: [at >= timestamp_ms for at in each.timestamps()])
-                taker.take(entry.base_offset, batch, start, end, gone)
-                if taker.parts:
-                    return taker.parts[0].records()[0].offset
-        return start if otherwise is Otherwise.EARLIEST else end
-
     def retain(self, now_ms: int) -> int:
         return self._cleaner.step(now_ms)
 
@@ -692,14 +454,11 @@ class SegmentEngine(EngineBase):
                 self._store.write(batch)
                 self._markers.clear()
 
-    def state_of(self, shard: int) -> SegmentShard:
-        return self._states.get(shard)
-
-    def config_of(self, shard: int) -> ShardConfig:
-        return self._own(shard).config
-
     def reconfigured(self, shard: int) -> None:
-        """The config is read with the shard's row at every use."""
+        """The config that writes go by is kept with the shard's state."""
+        state = self._states.get(shard)
+        with state.lock:
+            state.config = self._own(shard).config
 
     def close(self) -> None:
         if self._closed:
@@ -793,7 +552,12 @@ class SegmentEngine(EngineBase):
         self._store.sync()
 
     def _load(self, shard: int) -> SegmentShard:
-        return SegmentShard(self._own(shard), self.index.shard_row(shard))
+        # Past the cache of rows: what is loaded here is kept here.
+        raw = self._store.get(Family.SHARDS, keys.shard_key(shard))
+        meta = self._own(shard) if raw is None else ShardMeta.decode(shard, raw)
+        if meta.engine is not self.engine:
+            meta = self._own(shard)
+        return SegmentShard(meta, self.index.shard_row(shard))
 
 
 def _is_whole(log: Lane, position: int, end: int) -> bool:
@@ -803,49 +567,6 @@ def _is_whole(log: Lane, position: int, end: int) -> bool:
     for found in scan(log, reached, damages, end=end):
         reached = found.position + found.header.size_bytes
     return not damages and reached >= end
-
-
-def _as_columns(records: Records, now_ms: int, record_bytes_max: int) -> ColumnBatch:
-    """A batch within all limits."""
-    if not isinstance(records, ColumnBatch):
-        check_batch(records, record_bytes_max)
-        return ColumnBatch.from_records(records, now_ms)
-    if records.count > BATCH_RECORDS_MAX:
-        raise LimitExceededError(
-            f"a batch of {records.count} records is over the limit of {BATCH_RECORDS_MAX}; write it in parts"
-        )
-    if len(records.body) > record_bytes_max:
-        if len(records.body) > 2 * max(BATCH_BYTES_MAX, record_bytes_max):
-            raise LimitExceededError(
-                f"a batch of {len(records.body)} bytes is over the limit of {BATCH_BYTES_MAX}; write it in parts"
-            )
-        records.check_sizes(record_bytes_max)
-    if records.timestamp_min_ms < 0:
-        records = records.stamped(now_ms)
-    if records.deltas() is not None:
-        # Offsets are the shard's to give; the holes of a batch that was read stay behind.
-        return ColumnBatch.from_records(records.records(0), now_ms)
-    return records
-
-
-def _wanted(tag: bytes | None, key: bytes | None) -> Callable[[ColumnBatch], list[bool]] | None:
-    if tag is not None:
-        return lambda batch: [tag in tags for tags in batch.tags()]
-    if key is not None:
-        return lambda batch: [key == each for each in ColumnBatch.keys(batch)]
-    return None
-
-
-def _runs(base: int, records: Sequence[StoredRecord]) -> Iterator[Sequence[StoredRecord]]:
-    """Records in runs whose offsets fit the deltas of one frame."""
-    begin = 0
-    for at, record in enumerate(records):
-        if at > begin and record.offset - max(base, records[begin].offset) > DELTA_MAX // 2:
-            yield records[begin:at]
-            base = records[at - 1].offset + 1
-            begin = at
-    if records:
-        yield records[begin:]
 
 
 def _lanes_present(path: Path) -> int:

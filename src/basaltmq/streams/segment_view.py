@@ -31,8 +31,9 @@ from basaltmq.streams.adapter import Budget, Clock, Otherwise
 from basaltmq.streams.durability import Durability
 from basaltmq.streams.index_rows import IS_REWRITTEN, Entry
 from basaltmq.streams.offsets import Offsets
-from basaltmq.streams.segment_engine import SHARDS_LOADED_MAX, LogLane, SegmentEngine
+from basaltmq.streams.segment_engine import SHARDS_LOADED_MAX, SegmentEngine
 from basaltmq.streams.segment_read import FramesRead
+from basaltmq.streams.segment_reader import LogLane
 from basaltmq.streams.segment_replay import Progress, Replay, note
 from basaltmq.streams.segment_state import SegmentShard
 from basaltmq.streams.shards import Recent, ShardMeta, Shards

@@ -1,0 +1,81 @@
+"""The index rows of segments: what the frames of each add up to, and how much of it is garbage.
+
+    'S' lane | segment start -> see `index_rows`
+
+All of them are in memory: there are as many as files. A change is written with the change that caused it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from basaltmq.store import keys
+from basaltmq.store.api import Reader
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+from basaltmq.streams.index_rows import SegmentStats
+
+FAMILY: Final = Family.STREAM_INDEX
+
+
+class SegmentSums:
+    """The sums of all segments of all lanes. Guarded by the index's lock."""
+
+    def __init__(self, store: Reader) -> None:
+        rows = store.scan(FAMILY, *keys.prefix_range(b"S"))
+        self._stats = {keys.decode_log_segment_key(key): SegmentStats(raw) for key, raw in rows}
+        self._changed: set[tuple[int, int]] = set()
+
+    def get(self, lane: int, segment: int) -> SegmentStats | None:
+        return self._stats.get((lane, segment))
+
+    def add(
+        self,
+        lane: int,
+        segment: int,
+        size_bytes: int,
+        time_min_ms: int,
+        time_max_ms: int,
+        stored_ms: int,
+        garbage_bytes: int,
+    ) -> None:
+        """A frame is in the segment, so much of it garbage."""
+        at = (lane, segment)
+        stats = self._stats.get(at)
+        if stats is None:
+            stats = self._stats[at] = SegmentStats()
+        stats.add(size_bytes, time_min_ms, time_max_ms, stored_ms)
+        if garbage_bytes:
+            stats.garbage_bytes += garbage_bytes
+        self._changed.add(at)
+
+    def waste(self, lane: int, segment: int, size_bytes: int) -> None:
+        """Bytes of a segment have become garbage; nothing if it is gone."""
+        at = (lane, segment)
+        stats = self._stats.get(at)
+        if stats is not None:
+            stats.garbage_bytes += size_bytes
+            self._changed.add(at)
+
+    def exceed(self, lane: int, sizes: Mapping[int, int]) -> bool:
+        """Is there a segment with more bytes in its frames than its file has?"""
+        return any(
+            stats.size_bytes > sizes.get(segment, 0) for (of, segment), stats in self._stats.items() if of == lane
+        )
+
+    def forget(self, lane: int, segment: int) -> None:
+        self._stats.pop((lane, segment), None)
+        self._changed.discard((lane, segment))
+
+    def clear(self) -> None:
+        self._stats.clear()
+        self._changed.clear()
+
+    def put_changed(self, batch: Batch) -> None:
+        """Add the rows that changed since `written`."""
+        for at in self._changed:
+            batch.put(FAMILY, keys.log_segment_key(*at), self._stats[at].encode())
+
+    def written(self) -> None:
+        self._changed.clear()

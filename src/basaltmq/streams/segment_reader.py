@@ -1,0 +1,293 @@
+"""The reading half of the segment engine: frames found through the index, read in runs, handed out whole.
+
+    read   index entries from the offset on ─ pread runs of frames ─ checksums ─ frames, not records
+
+Readers take no lock of the writer's but the shard's, for a moment. A read that meets cleaning (its segment is gone)
+looks into the index again, which points at the copy. A damaged frame is an error that names its shard and offsets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from basaltmq.errors import BasaltError, CorruptionError, DamagedFrameError
+from basaltmq.log.columnar import ColumnBatch
+from basaltmq.log.frame import HEADER_BYTES, Header, check_body, decode_batch, decode_header
+from basaltmq.log.lane import Lane
+from basaltmq.log.segment import SegmentGoneError
+from basaltmq.streams.adapter import (
+    BATCH_RECORDS_MAX,
+    READ_BYTES,
+    READ_RECORDS,
+    Budget,
+    Otherwise,
+    check_offset,
+    hash64,
+)
+from basaltmq.streams.engine import EngineBase
+from basaltmq.streams.index import StreamIndex
+from basaltmq.streams.index_rows import Entry
+from basaltmq.streams.segment_read import READ_RUN_BYTES, Cutter, FramesRead, Taker
+from basaltmq.streams.segment_state import SegmentShard
+from basaltmq.streams.shards import Recent, ShardConfig
+from basaltmq.streams.watermark import Watermarks
+
+RETRIES: Final = 16
+"""A read that meets cleaning looks into the index again; each time one more segment must have gone."""
+
+
+class LogLane:
+    """A lane with what the engine keeps beside it."""
+
+    __slots__ = ("lock", "log", "number", "watermarks")
+
+    def __init__(self, number: int, log: Lane) -> None:
+        self.number = number
+        self.log = log
+        self.lock = threading.RLock()
+        self.watermarks = Watermarks(log)
+
+    def sync_soon(self) -> None:
+        """Have complete segments made durable, whether anybody waits for it or not, so that at most a few are not."""
+        threading.Thread(target=self._sync_quietly, name="basalt-seal", daemon=True).start()
+
+    def _sync_quietly(self) -> None:
+        # A failure has poisoned the lane, which the next append finds out.
+        with contextlib.suppress(BasaltError):
+            self.log.sync()
+
+    def segment_of(self, position: int) -> int:
+        """Where the segment that holds a position begins; -1 if it is gone."""
+        try:
+            return self.log.segment_at(position).start
+        except SegmentGoneError:
+            return -1
+
+
+class SegmentReader(EngineBase):
+    """Reads of shards in segment files. The engine that writes them, or a view of another process's, fills it in."""
+
+    index: StreamIndex
+    lanes: list[LogLane]
+    _states: Recent[SegmentShard]
+    _cutter: Cutter | None
+
+    def state_of(self, shard: int) -> SegmentShard:
+        return self._states.get(shard)
+
+    def config_of(self, shard: int) -> ShardConfig:
+        return self._own(shard).config
+
+    def read_by_offset(
+        self, shard: int, offset: int, max_records: int = READ_RECORDS, max_bytes: int = READ_BYTES
+    ) -> FramesRead:
+        return self._read(shard, offset, max_records, max_bytes)
+
+    def read_by_tag(
+        self, shard: int, tag: bytes, offset: int, max_records: int = READ_RECORDS, max_bytes: int = READ_BYTES
+    ) -> FramesRead:
+        return self._read(shard, offset, max_records, max_bytes, tag=tag)
+
+    def read_by_key(
+        self, shard: int, key: bytes, offset: int, max_records: int = READ_RECORDS, max_bytes: int = READ_BYTES
+    ) -> FramesRead:
+        return self._read(shard, offset, max_records, max_bytes, key=key)
+
+    def _read(
+        self,
+        shard: int,
+        offset: int,
+        max_records: int,
+        max_bytes: int,
+        *,
+        tag: bytes | None = None,
+        key: bytes | None = None,
+    ) -> FramesRead:
+        for attempt in range(RETRIES):
+            try:
+                return self._read_once(shard, offset, Budget(max_records, max_bytes), tag, key)
+            except SegmentGoneError:
+                # Cleaning moved the frame after its entry was read; the index knows where to.
+                if attempt == RETRIES - 1:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _read_once(self, shard: int, offset: int, budget: Budget, tag: bytes | None, key: bytes | None) -> FramesRead:
+        meta = self._own(shard)
+        state = self._states.get(shard)
+        with state.lock:
+            start, end, deleted = state.start_offset, state.high_watermark, state.deleted
+        check_offset(shard, offset, start, end)
+        if offset >= end:
+            return FramesRead([], offset, start, end)
+        taker = Taker(budget, self._clock_ms(), wanted_records(tag, key), self._cutter)
+        next_offset = end
+        if tag is None and key is None and not deleted and not state.rewritten:
+            offset = self._walk(state, taker, offset, end)
+            if offset >= end or taker.is_full or budget.records_left <= 0:
+                return FramesRead(taker.parts, offset, start, end)
+        try:
+            entries = self._candidates(shard, offset, end, meta.config, tag, key)
+            for entry, batch in self._frames(state, entries, end, budget):
+                if budget.scans_left <= 0 or budget.records_left <= 0:
+                    next_offset = max(offset, entry.base_offset)
+                    break
+                budget.scans_left -= 1
+                if batch is None:
+                    continue
+                gone = self.index.deleted(shard, entry.base_offset, entry.last_offset) if deleted else ()
+                if not taker.take(entry.base_offset, batch, offset, end, gone):
+                    assert taker.stopped_at is not None
+                    next_offset = taker.stopped_at
+                    break
+        except DamagedFrameError as error:
+            # What comes before the damage is given; the next read begins with it, and says so.
+            if not taker.parts or error.base_offset <= offset:
+                raise
+            next_offset = error.base_offset
+        return FramesRead(taker.parts, next_offset, start, end)
+
+    def _walk(self, state: SegmentShard, taker: Taker, offset: int, end: int) -> int:
+        """Take runs of neighbouring frames as long as there are any; the offset reached."""
+        log = self.lanes[state.lane].log
+        while offset < end and not taker.is_full:
+            entries = self.index.entries(state.number, offset)
+            first = next(entries, None)
+            following = next(entries, None)
+            if first is None or following is None or following.position != first.position + first.size_bytes:
+                break
+            if first.base_offset < offset:
+                # The last read ended inside a frame.
+                batch = self.load(state, first)
+                if batch is not None and not taker.take(first.base_offset, batch, offset, end, ()):
+                    assert taker.stopped_at is not None
+                    return taker.stopped_at
+                offset = first.last_offset + 1
+                continue
+            reached = taker.walk(log, state.number, first, end) if first.base_offset == offset else offset
+            if reached == offset:
+                break
+            offset = reached
+        return offset
+
+    def _candidates(
+        self, shard: int, offset: int, end: int, config: ShardConfig, tag: bytes | None, key: bytes | None
+    ) -> Iterator[Entry]:
+        """Frames from the one that holds `offset` on that may have what is looked for."""
+        if key is not None and config.index_keys:
+            return self._held(b"K", shard, hash64(key), offset)
+        if tag is not None and config.index_tags:
+            return self._held(b"G", shard, hash64(tag), offset)
+        entries = self.index.entries(shard, offset)
+        if tag is not None:
+            bit = 1 << (hash64(tag) & 63)
+            return (entry for entry in entries if entry.tag_mask & bit)
+        return entries
+
+    def _held(self, kind: bytes, shard: int, hashed: int, offset: int) -> Iterator[Entry]:
+        for last_offset in self.index.holders(kind, shard, hashed, offset):
+            entry = self.index.entry(shard, last_offset)
+            if entry is not None:
+                yield entry
+
+    def _frames(
+        self, state: SegmentShard, entries: Iterator[Entry], end: int, budget: Budget | None = None
+    ) -> Iterator[tuple[Entry, ColumnBatch | None]]:
+        """The frames of entries below `end`; neighbours in the log are read together, as far as the budget goes."""
+        run: list[Entry] = []
+        size = records = 0
+        bytes_max, records_max = READ_RUN_BYTES, BATCH_RECORDS_MAX
+        for entry in entries:
+            if entry.base_offset >= end:
+                break
+            if run and (
+                entry.position != run[0].position + size
+                or size + entry.size_bytes > bytes_max
+                or records >= records_max
+            ):
+                yield from self._read_run(state, run, size)
+                run, size, records = [], 0, 0
+            if budget is not None and not run:
+                bytes_max, records_max = min(READ_RUN_BYTES, budget.bytes_left), budget.records_left
+            run.append(entry)
+            size += entry.size_bytes
+            records += entry.records
+        if run:
+            yield from self._read_run(state, run, size)
+
+    def _read_run(self, state: SegmentShard, run: list[Entry], size: int) -> Iterator[tuple[Entry, ColumnBatch | None]]:
+        log = self.lanes[state.lane].log
+        first = run[0].position
+        raw = log.read(first, size)
+        for entry in run:
+            at = entry.position - first
+            if at >= len(raw):
+                # Neighbours, but in the next segment.
+                first, at = entry.position, 0
+                raw = log.read(first, size)
+            try:
+                header = decode_header(log.seed, raw, at)
+                body = raw[at + HEADER_BYTES : at + HEADER_BYTES + header.body_bytes]
+                check_body(header, body)
+                if header.shard != state.number or header.last_offset != entry.last_offset:
+                    raise CorruptionError("the index points to another frame")
+                batch = decode_batch(header, body) if header.records else None
+            except CorruptionError as error:
+                reason = f"{log.path} at position {entry.position}: {error}"
+                raise DamagedFrameError(state.number, entry.base_offset, entry.last_offset, reason) from error
+            yield entry, batch
+
+    def load(self, state: SegmentShard, entry: Entry) -> ColumnBatch | None:
+        """The records of one frame."""
+        return next(iter(self._read_run(state, [entry], entry.size_bytes)))[1]
+
+    def frame_of(self, state: SegmentShard, entry: Entry) -> tuple[Header, bytes]:
+        """One frame as it lies in the log, checked."""
+        log = self.lanes[state.lane].log
+        raw = log.read(entry.position, entry.size_bytes)
+        header = decode_header(log.seed, raw)
+        body = raw[HEADER_BYTES : HEADER_BYTES + header.body_bytes]
+        check_body(header, body)
+        return header, body
+
+    def get_offset_by_timestamp(self, shard: int, timestamp_ms: int, otherwise: Otherwise) -> int:
+        for attempt in range(RETRIES):
+            try:
+                return self._offset_by_timestamp(shard, timestamp_ms, otherwise)
+            except SegmentGoneError:
+                if attempt == RETRIES - 1:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _offset_by_timestamp(self, shard: int, timestamp_ms: int, otherwise: Otherwise) -> int:
+        config = self._own(shard).config
+        state = self._states.get(shard)
+        with state.lock:
+            start, end, deleted = state.start_offset, state.high_watermark, state.deleted
+        from_offset: int | None = start
+        if config.index_times:
+            from_offset = self.index.first_at_time(shard, timestamp_ms)
+        if from_offset is not None:
+            now_ms = self._clock_ms()
+            entries = self.index.entries(shard, max(from_offset, start))
+            older = (entry for entry in entries if entry.timestamp_max_ms >= timestamp_ms)
+            for entry, batch in self._frames(state, older, end):
+                if batch is None:
+                    continue
+                gone = self.index.deleted(shard, entry.base_offset, entry.last_offset) if deleted else ()
+                taker = Taker(Budget(1, 0), now_ms, lambda each: [at >= timestamp_ms for at in each.timestamps()])
+                taker.take(entry.base_offset, batch, start, end, gone)
+                if taker.parts:
+                    return taker.parts[0].records()[0].offset
+        return start if otherwise is Otherwise.EARLIEST else end
+
+
+def wanted_records(tag: bytes | None, key: bytes | None) -> Callable[[ColumnBatch], list[bool]] | None:
+    if tag is not None:
+        return lambda batch: [tag in tags for tags in batch.tags()]
+    if key is not None:
+        return lambda batch: [key == each for each in ColumnBatch.keys(batch)]
+    return None
