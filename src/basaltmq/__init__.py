@@ -1,12 +1,14 @@
 """Basalt: a message broker and message store for Python teams, on RocksDB.
 
-    import basaltmq
+```python
+import basaltmq
 
-    with basaltmq.open("data") as db:
-        orders = db.topic("orders", partitions=4)
-        orders.append(b"one", key=b"customer-1")
-        for message in orders.consume("billing", wait=0):
-            print(message.partition, message.offset, message.value)
+with basaltmq.open("data") as db:
+    orders = db.topic("orders", partitions=4)
+    orders.append(b"one", key=b"customer-1")
+    for message in orders.consume("billing", wait=0):
+        print(message.partition, message.offset, message.value)
+```
 """
 
 from __future__ import annotations

@@ -146,6 +146,34 @@ class Child:
         os.close(self._out)
 
 
+def listen_and_kill(
+    child: Child, hear: Callable[[str], None], rng: random.Random, *, early: float, early_s: float, late_s: float
+) -> None:
+    """Listen to a child that says "opened" once it is, and kill it at a random moment.
+
+    With probability `early` within `early_s` of its start, while it opens; else within `late_s` of "opened".
+    """
+    is_early = rng.random() < early
+    killer = threading.Timer(rng.random() * (early_s if is_early else late_s), child.kill)
+    if is_early:
+        killer.start()
+    said: list[str] = []
+    try:
+        for line in child.lines(timeout_s=60):
+            if said or line == ERROR:
+                said.append(line)
+                continue
+            hear(line)
+            if line == "opened" and not is_early:
+                killer.start()
+    finally:
+        if killer.ident is not None:
+            killer.join()
+        child.kill()
+        child.close()
+    assert not said, "\n".join(said)
+
+
 class Forge:
     """A process that imports once and forks a child per request."""
 

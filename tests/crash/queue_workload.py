@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
-import threading
 from pathlib import Path
 
-from tests.crash.harness import ERROR, Child, Emit
+from tests.crash.harness import Child, Emit, listen_and_kill
 
 from basaltmq.queues.backing import APART
 from basaltmq.queues.config import QueueConfig
@@ -216,22 +215,4 @@ def check(emit: Emit, path: str) -> None:
 
 def ride(child: Child, expectation: Expectation, rng: random.Random) -> None:
     """Listen to a child and kill it while it opens or works."""
-    early = rng.random() < 0.15
-    killer = threading.Timer(rng.random() * 0.5, child.kill)
-    if early:
-        killer.start()
-    said: list[str] = []
-    try:
-        for line in child.lines(timeout_s=60):
-            if said or line == ERROR:
-                said.append(line)
-                continue
-            expectation.hear(line)
-            if line == "opened" and not early:
-                killer.start()
-    finally:
-        if killer.ident is not None:
-            killer.join()
-        child.kill()
-        child.close()
-    assert not said, "\n".join(said)
+    listen_and_kill(child, expectation.hear, rng, early=0.15, early_s=0.5, late_s=0.5)

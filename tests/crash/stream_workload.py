@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.crash.harness import ERROR, Child, Emit
+from tests.crash.harness import Child, Emit, listen_and_kill
 
 from basaltmq.log.record import Record
 from basaltmq.store.api import Store
@@ -231,22 +231,4 @@ class StreamExpectation:
 
 def ride(child: Child, expectation: StreamExpectation, rng: random.Random) -> None:
     """Listen to a child and kill it at a random moment."""
-    early = rng.random() < 0.2
-    killer = threading.Timer(rng.random() * (0.2 if early else 0.3), child.kill)
-    if early:
-        killer.start()
-    said: list[str] = []
-    try:
-        for line in child.lines(timeout_s=60):
-            if said or line == ERROR:
-                said.append(line)
-                continue
-            expectation.hear(line)
-            if line == "opened" and not early:
-                killer.start()
-    finally:
-        if killer.ident is not None:
-            killer.join()
-        child.kill()
-        child.close()
-    assert not said, "\n".join(said)
+    listen_and_kill(child, expectation.hear, rng, early=0.2, early_s=0.2, late_s=0.3)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-import threading
 from pathlib import Path
 
 import pytest
-from tests.crash.harness import ERROR, Child, Forge, PowerLoss, Tails, remove
+from tests.crash.harness import Child, Forge, PowerLoss, Tails, listen_and_kill, remove
 from tests.fixtures.messages_crash import Expectation
 
 KILLS = 20
@@ -16,25 +15,7 @@ LOSSES = 6
 
 def ride(child: Child, expectation: Expectation, rng: random.Random) -> None:
     """Listen to a child and kill it while it recovers or works."""
-    early = rng.random() < 0.2
-    killer = threading.Timer(rng.random() * (0.3 if early else 0.5), child.kill)
-    if early:
-        killer.start()
-    said: list[str] = []
-    try:
-        for line in child.lines(timeout_s=60):
-            if said or line == ERROR:
-                said.append(line)
-                continue
-            expectation.hear(line)
-            if line == "opened" and not early:
-                killer.start()
-    finally:
-        if killer.ident is not None:
-            killer.join()
-        child.kill()
-        child.close()
-    assert not said, "\n".join(said)
+    listen_and_kill(child, expectation.hear, rng, early=0.2, early_s=0.3, late_s=0.5)
 
 
 @pytest.mark.spec("A4", "A5", "A6", "A12")

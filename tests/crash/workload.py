@@ -19,7 +19,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Final
 
-from tests.crash.harness import ERROR, Child, Emit
+from tests.crash.harness import Child, Emit, listen_and_kill
 
 from basaltmq.errors import StoreClosedError, StoreStalledError
 from basaltmq.store.batch import Batch
@@ -263,23 +263,4 @@ class Expectation:
 
 def ride(child: Child, expectation: Expectation, rng: random.Random) -> None:
     """Listen to a child and kill it at a random moment: while it opens and recovers, or in the thick of its work."""
-    early = rng.random() < 0.3
-    moment = rng.random() * (0.12 if early else 0.18)
-    killer = threading.Timer(moment, child.kill)
-    if early:
-        killer.start()
-    said: list[str] = []
-    try:
-        for line in child.lines(timeout_s=60):
-            if said or line == ERROR:
-                said.append(line)
-                continue
-            expectation.hear(line)
-            if line == "opened" and not early:
-                killer.start()
-    finally:
-        if killer.ident is not None:
-            killer.join()
-        child.kill()
-        child.close()
-    assert not said, "\n".join(said)
+    listen_and_kill(child, expectation.hear, rng, early=0.3, early_s=0.12, late_s=0.18)
