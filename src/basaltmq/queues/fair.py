@@ -18,6 +18,7 @@ from basaltmq.queues.backing import Entry, Info, Leased
 from basaltmq.queues.change import Change
 from basaltmq.queues.fairness import FairScheduler
 from basaltmq.queues.paging import MemoryBudget, PagingLimits, PagingQueue, cancel_rows, delete_rows, put_rows
+from basaltmq.queues.proxy import Proxy
 from basaltmq.queues.rows import prefix_of, read_entries, weight_of
 from basaltmq.store.api import Store
 from basaltmq.store.families import Family
@@ -53,7 +54,7 @@ def sub_queues_on_disk(store: Store, queue: str) -> Iterator[tuple[str, bytes]]:
         start = following
 
 
-class FairQueue:
+class FairQueue(Proxy):
     """Messages of several fairness keys, taken by weighted turns."""
 
     __slots__ = (
@@ -191,22 +192,6 @@ class FairQueue:
     def _lose(self, sub: str) -> None:
         del self._subs[sub]
         self._scheduler.idle(sub)
-
-    def ack(self, change: Change, entries: Sequence[Entry]) -> None:
-        delete_rows(change, entries)
-
-    def drop(self, change: Change, count: int) -> list[Entry]:
-        return self._delete_taken(change, self.fetch(count))
-
-    def dropwhile(
-        self, change: Change, holds: Callable[[Entry], bool], count_max: int, sub: str | None = None
-    ) -> list[Entry]:
-        return self._delete_taken(change, self.fetchwhile(holds, count_max, sub))
-
-    def _delete_taken(self, change: Change, taken: list[Entry]) -> list[Entry]:
-        delete_rows(change, taken)
-        change.undo(lambda: self.put_back(taken))
-        return taken
 
     def fetchwhile(self, holds: Callable[[Entry], bool], count_max: int, sub: str | None = None) -> list[Entry]:
         self._known()

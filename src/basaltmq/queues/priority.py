@@ -13,14 +13,15 @@ from typing import Final
 from basaltmq.queues.backing import Entry, Info
 from basaltmq.queues.change import Change
 from basaltmq.queues.fair import FairQueue
-from basaltmq.queues.paging import cancel_rows, delete_rows, put_rows
+from basaltmq.queues.paging import cancel_rows, put_rows
+from basaltmq.queues.proxy import Proxy
 from basaltmq.queues.rows import split_sub_queue
 from basaltmq.store.keys import lp
 
 _PLACE_BYTES: Final = 24
 
 
-class PriorityQueue:
+class PriorityQueue(Proxy):
     """Messages of several priorities, the highest first."""
 
     __slots__ = ("_discover", "_head", "_levels", "_make")
@@ -89,22 +90,6 @@ class PriorityQueue:
             taken += level.fetch(count - len(taken))
             if len(taken) == count:
                 break
-        return taken
-
-    def ack(self, change: Change, entries: Sequence[Entry]) -> None:
-        delete_rows(change, entries)
-
-    def drop(self, change: Change, count: int) -> list[Entry]:
-        return self._delete_taken(change, self.fetch(count))
-
-    def dropwhile(
-        self, change: Change, holds: Callable[[Entry], bool], count_max: int, sub: str | None = None
-    ) -> list[Entry]:
-        return self._delete_taken(change, self.fetchwhile(holds, count_max, sub))
-
-    def _delete_taken(self, change: Change, taken: list[Entry]) -> list[Entry]:
-        delete_rows(change, taken)
-        change.undo(lambda: self.put_back(taken))
         return taken
 
     def fetchwhile(self, holds: Callable[[Entry], bool], count_max: int, sub: str | None = None) -> list[Entry]:

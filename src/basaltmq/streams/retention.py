@@ -108,3 +108,19 @@ class Rounds:
         # Reached unless the caller stopped early: a short page was the last.
         if len(page) < limit:
             self._after = 0
+
+
+class CompactionPass:
+    """Where compaction of one shard stands; `at` is what the engine goes by: a hash of keys, or an offset."""
+
+    __slots__ = ("at", "bound", "is_running", "passed_to", "tombstone_due_ms")
+
+    def __init__(self) -> None:
+        self.is_running = False
+        self.at = 0
+        self.bound = 0
+        """Offsets below it are judged in this pass."""
+        self.passed_to = 0
+        """Offsets below it were judged by the last pass."""
+        self.tombstone_due_ms: int | None = None
+        """When the first tombstone that stayed may go."""

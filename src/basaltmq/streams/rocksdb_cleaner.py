@@ -20,6 +20,7 @@ from basaltmq.store.families import Family
 from basaltmq.streams.record_row import decode_row, row_times
 from basaltmq.streams.retention import (
     RECORDS_PER_STEP,
+    CompactionPass,
     Extent,
     Rounds,
     age_time_ms,
@@ -41,22 +42,6 @@ PASSES_MAX: Final = 10_000
 _KEY_ROWS_PER_BATCH: Final = 1_000
 
 
-class _Pass:
-    """Where compaction of one shard stands."""
-
-    __slots__ = ("bound", "hash_from", "is_running", "passed_to", "tombstone_due_ms")
-
-    def __init__(self) -> None:
-        self.is_running = False
-        self.hash_from = 0
-        self.bound = 0
-        """Offsets below it are judged in this pass."""
-        self.passed_to = 0
-        """Offsets below it were judged by the last pass."""
-        self.tombstone_due_ms: int | None = None
-        """When the first tombstone that stayed may go."""
-
-
 class Cleaner:
     """Executes what `retention` decides."""
 
@@ -65,7 +50,7 @@ class Cleaner:
         self._engine = engine
         self._rounds = Rounds(shards, Engine.ROCKSDB)
         self._shards = shards
-        self._passes: dict[int, _Pass] = {}
+        self._passes: dict[int, CompactionPass] = {}
 
     def forget(self, shard: int) -> None:
         self._passes.pop(shard, None)
@@ -135,7 +120,7 @@ class Cleaner:
         if state is None:
             if len(self._passes) >= PASSES_MAX:
                 self._passes.pop(next(iter(self._passes)))
-            state = self._passes[meta.number] = _Pass()
+            state = self._passes[meta.number] = CompactionPass()
         tail = self._engine.tail_of(meta.number)
         if not state.is_running and not self._begin(state, tail, now_ms):
             return 0, 0
@@ -143,17 +128,17 @@ class Cleaner:
         while state.is_running and looked < max(limit, 1):
             with tail.lock:
                 tail.require()
-                rows = self._key_rows(meta.number, state.hash_from)
+                rows = self._key_rows(meta.number, state.at)
                 looked += len(rows)
                 gone += self._judge(meta, tail, state, rows, now_ms)
         return looked, gone
 
-    def _begin(self, state: _Pass, tail: Tail, now_ms: int) -> bool:
+    def _begin(self, state: CompactionPass, tail: Tail, now_ms: int) -> bool:
         tombstone_due = state.tombstone_due_ms is not None and state.tombstone_due_ms <= now_ms
         if not tombstone_due and not pass_is_due(tail.high_watermark, state.passed_to, tail.records):
             return False
         state.is_running = True
-        state.hash_from = 0
+        state.at = 0
         state.bound = tail.high_watermark
         state.tombstone_due_ms = None
         return True
@@ -170,7 +155,9 @@ class Cleaner:
             rows.append((hashed, offset, bool(value)))
         return rows
 
-    def _judge(self, meta: ShardMeta, tail: Tail, state: _Pass, rows: list[tuple[int, int, bool]], now_ms: int) -> int:
+    def _judge(
+        self, meta: ShardMeta, tail: Tail, state: CompactionPass, rows: list[tuple[int, int, bool]], now_ms: int
+    ) -> int:
         by_hash: dict[int, list[tuple[int, bool]]] = {}
         for hashed, offset, is_tombstone in rows:
             if offset < state.bound:
@@ -184,10 +171,10 @@ class Cleaner:
             state.is_running = False
             state.passed_to = state.bound
         else:
-            state.hash_from = rows[-1][0] + 1
+            state.at = rows[-1][0] + 1
         return gone
 
-    def _superseded(self, meta: ShardMeta, state: _Pass, offsets: list[int], now_ms: int) -> list[bytes]:
+    def _superseded(self, meta: ShardMeta, state: CompactionPass, offsets: list[int], now_ms: int) -> list[bytes]:
         """Of records whose keys have one hash, those that go."""
         row_keys = [keys.stream_record_key(meta.number, offset) for offset in offsets]
         latest: dict[bytes, tuple[bytes, bytes]] = {}
@@ -208,7 +195,7 @@ class Cleaner:
         return going
 
     def _tombstone(
-        self, config: ShardConfig, state: _Pass, row_key: bytes, time_ms: int, going: list[bytes], now_ms: int
+        self, config: ShardConfig, state: CompactionPass, row_key: bytes, time_ms: int, going: list[bytes], now_ms: int
     ) -> None:
         if tombstone_goes(config, time_ms, now_ms):
             going.append(row_key)

@@ -42,6 +42,7 @@ from basaltmq.streams.adapter import hash64
 from basaltmq.streams.index_rows import NO_WORDS, Entry, entry_of
 from basaltmq.streams.retention import (
     RECORDS_PER_STEP,
+    CompactionPass,
     Extent,
     Rounds,
     age_time_ms,
@@ -75,22 +76,6 @@ EXPIRED_FRAMES_PER_STEP: Final = 1_000
 """Frames with expired records one step looks into."""
 
 
-class _Pass:
-    """Where compaction of one shard stands."""
-
-    __slots__ = ("at", "bound", "is_running", "passed_to", "tombstone_due_ms")
-
-    def __init__(self) -> None:
-        self.is_running = False
-        self.at = 0
-        self.bound = 0
-        """Offsets below it are judged in this pass."""
-        self.passed_to = 0
-        """Offsets below it were judged by the last pass."""
-        self.tombstone_due_ms: int | None = None
-        """When the first tombstone that stayed may go."""
-
-
 class SegmentCleaner:
     """Executes what `retention` decides, and reclaims space."""
 
@@ -98,7 +83,7 @@ class SegmentCleaner:
         self._engine = engine
         self._store = store
         self._rounds = Rounds(shards, Engine.SEGMENT)
-        self._passes: dict[int, _Pass] = {}
+        self._passes: dict[int, CompactionPass] = {}
         self._cleaning: tuple[LogLane, Segment, int, list[Damage]] | None = None
         self._damaged: set[tuple[int, int]] = set()
 
@@ -189,7 +174,7 @@ class SegmentCleaner:
         if progress is None:
             if len(self._passes) >= PASSES_MAX:
                 self._passes.pop(next(iter(self._passes)))
-            progress = self._passes[meta.number] = _Pass()
+            progress = self._passes[meta.number] = CompactionPass()
         state = self._engine.state_of(meta.number)
         if not progress.is_running:
             is_due = progress.tombstone_due_ms is not None and progress.tombstone_due_ms <= now_ms
@@ -214,7 +199,7 @@ class SegmentCleaner:
                 progress.at = group[-1].last_offset + 1
         return looked, gone
 
-    def _group(self, state: SegmentShard, progress: _Pass) -> list[Entry]:
+    def _group(self, state: SegmentShard, progress: CompactionPass) -> list[Entry]:
         """The next frames to be judged together."""
         group: list[Entry] = []
         records = size = 0
@@ -368,7 +353,12 @@ class _Judge:
     """Decides which records of a frame stay."""
 
     def __init__(
-        self, engine: SegmentEngine, state: SegmentShard, config: ShardConfig, progress: _Pass | None, now_ms: int
+        self,
+        engine: SegmentEngine,
+        state: SegmentShard,
+        config: ShardConfig,
+        progress: CompactionPass | None,
+        now_ms: int,
     ) -> None:
         """Without a pass only deleted and expired records go."""
         self._engine = engine
