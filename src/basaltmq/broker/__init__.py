@@ -1,0 +1,1 @@
+"""The broker: virtual hosts, routing, consumers, users, over the planes."""
