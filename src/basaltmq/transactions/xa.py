@@ -8,15 +8,15 @@ record; the messages are in no queue, and the entries it takes are locked. Commi
     one phase   message rows, entries put and deleted      rollback   record and the branch's own messages deleted
     decide      as commit or rollback, and the record keeps the decision until it is forgotten
 
-What is allowed when is in `xa_states`. A step that the store refuses whole (stalled) leaves the branch as it was, to
-be tried again. The plane above makes entries visible from the outcome it is given. A branch that was not prepared is
-gone after a crash, as X/Open wants. Safe to share between threads; a branch takes one step at a time.
+What is allowed when is in `xa_states`; sessions and the table of branches are `branch_table`'s. A step that the store
+refuses whole (stalled) leaves the branch as it was, to be tried again. The plane above makes entries visible from the
+outcome it is given. A branch that was not prepared is gone after a crash, as X/Open wants. Safe to share between
+threads; a branch takes one step at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -25,13 +25,7 @@ from uuid import UUID
 
 from basaltmq.errors import (
     LimitExceededError,
-    UnknownXidError,
-    XaHeuristicCommitError,
-    XaHeuristicRollbackError,
-    XaInvalidError,
-    XaProtocolError,
     XaRolledBackError,
-    XidInUseError,
 )
 from basaltmq.messages.branches import (
     ACTIONS_MAX,
@@ -44,7 +38,6 @@ from basaltmq.messages.branches import (
     Action,
     PreparedBranch,
     Xid,
-    check_xid,
     encode_branch,
     xid_key,
 )
@@ -54,11 +47,9 @@ from basaltmq.messages.stored import StoredMessage
 from basaltmq.store import keys
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.transactions.branch_table import BranchTable, TableBranch
 from basaltmq.transactions.transaction import NOTHING_WRITTEN, Changes
-from basaltmq.transactions.xa_states import BranchState, SessionState, Verb, next_branch_state, next_session_state
-
-BRANCHES_MAX: Final = 10_000
-"""Branches at a time: each waits for a coordinator; so many mean that none is coming. Recovered ones always fit."""
+from basaltmq.transactions.xa_states import BranchState, Verb, next_branch_state
 
 _CHECK_ROWS: Final = 1024
 _T = TypeVar("_T")
@@ -79,16 +70,11 @@ class Outcome(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class Branch:
+class Branch(TableBranch):
     """A branch. Sessions work through it; it is moved on by `XaBranches`."""
 
-    xid: Xid
     changes: Changes = field(init=False)
-    state: BranchState = BranchState.ABSENT
     actions: list[Action] = field(default_factory=list)
-    sessions: dict[Hashable, SessionState] = field(default_factory=dict)
-    decision: int = PREPARED
-    busy: bool = False
 
     def enqueue(self, session: Hashable, queue_id: UUID, message: StoredMessage) -> None:
         """Put a message into a queue when the branch commits."""
@@ -108,8 +94,7 @@ class Branch:
         return {action.message_id for action in self.actions if action.kind == ENQUEUE}
 
     def _require_work(self, session: Hashable) -> None:
-        next_session_state(self.xid, self.sessions.get(session, SessionState.OUTSIDE), Verb.WORK)
-        next_branch_state(self.xid, self.state, Verb.WORK)
+        self.require_work(session)
         if len(self.actions) >= ACTIONS_MAX:
             raise LimitExceededError(f"branch {self.xid} has {ACTIONS_MAX} actions; a branch takes no more")
 
@@ -124,15 +109,13 @@ class _Step(Generic[_T]):
     done: Callable[[], _T]
 
 
-class XaBranches:
+class XaBranches(BranchTable[Branch]):
     """All branches of a message store."""
 
     def __init__(self, messages: MessageStore, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        super().__init__()
         self._messages = messages
         self._clock_ns = clock_ns
-        self._branches: dict[Xid, Branch] = {}
-        self._working: dict[Hashable, Branch] = {}
-        self._lock = threading.RLock()
 
     @classmethod
     def open(cls, messages: MessageStore, clock_ns: Callable[[], int] = time.time_ns) -> Self:
@@ -141,49 +124,10 @@ class XaBranches:
         messages.visit_distributed_transactions(branches._take_recovered)
         return branches
 
-    def start(self, xid: Xid, session: Hashable, *, join: bool = False, resume: bool = False) -> Branch:
-        """Make a session part of a branch: of a fresh one, of one that exists (join), or again (resume)."""
-        check_xid(xid)
-        if join and resume:
-            raise XaInvalidError(f"start of branch {xid}: join and resume exclude each other")
-        with self._lock:
-            if join or resume:
-                branch = self._known(xid)
-                verb = Verb.JOIN if join else Verb.RESUME
-            else:
-                if xid in self._branches:
-                    raise XidInUseError(f"branch {xid} exists and is {self._branches[xid].state.value}; join it")
-                if len(self._branches) >= BRANCHES_MAX:
-                    raise LimitExceededError(f"there are {BRANCHES_MAX} branches; complete some before starting more")
-                branch = Branch(xid)
-                branch.changes = Changes(self._messages, branch)
-                verb = Verb.START
-            self._require_outside(session, branch)
-            state = next_branch_state(xid, branch.state, verb)
-            part = next_session_state(xid, branch.sessions.get(session, SessionState.OUTSIDE), verb)
-            branch.state = state
-            branch.sessions[session] = part
-            self._working[session] = branch
-            self._branches[xid] = branch
-            return branch
-
-    def end(self, xid: Xid, session: Hashable, *, suspend: bool = False, fail: bool = False) -> None:
-        """Take a session out of a branch, for a while (suspend) or for good; `fail` dooms the branch."""
-        if suspend and fail:
-            raise XaInvalidError(f"end of branch {xid}: suspend and fail exclude each other")
-        with self._lock:
-            branch = self._known(xid)
-            verb = Verb.SUSPEND if suspend else Verb.FAIL if fail else Verb.END
-            part = next_session_state(xid, branch.sessions.get(session, SessionState.OUTSIDE), verb)
-            if part is SessionState.OUTSIDE and len(branch.sessions) == 1:
-                verb = Verb.FAIL_LAST if fail else Verb.END_LAST
-            branch.state = next_branch_state(xid, branch.state, verb)
-            if self._working.get(session) is branch:
-                del self._working[session]
-            if part is SessionState.OUTSIDE:
-                del branch.sessions[session]
-            else:
-                branch.sessions[session] = part
+    def _make(self, xid: Xid) -> Branch:
+        branch = Branch(xid)
+        branch.changes = Changes(self._messages, branch)
+        return branch
 
     def release(self, session: Hashable) -> None:
         """A session is gone: what it had not ended is doomed, and rolled back once no session is left in it."""
@@ -228,17 +172,6 @@ class XaBranches:
             batch.delete(Family.XIDS, xid_key(xid))
             step = self._step(branch, batch, 0, lambda: self._drop(branch))
         self._run(step)
-
-    def recover(self) -> list[Xid]:
-        """Branches in doubt: prepared, or decided by an operator and not forgotten."""
-        with self._lock:
-            doubt = (BranchState.PREPARED, BranchState.HEURISTIC)
-            return sorted(xid for xid, branch in self._branches.items() if branch.state in doubt)
-
-    def state(self, xid: Xid) -> BranchState:
-        with self._lock:
-            branch = self._branches.get(xid)
-            return BranchState.ABSENT if branch is None else branch.state
 
     def _prepare(self, xid: Xid) -> _Step[Vote]:
         with self._lock:
@@ -319,10 +252,6 @@ class XaBranches:
         self._drop(branch)
         return Outcome(branch.xid, committed, branch.actions)
 
-    def _drop(self, branch: Branch) -> None:
-        branch.state = BranchState.ABSENT
-        self._branches.pop(branch.xid, None)
-
     def _rollback_rows(self, branch: Branch) -> Batch:
         """Delete the messages the branch brought."""
         batch = Batch()
@@ -385,8 +314,7 @@ class XaBranches:
         branch.busy = not isinstance(error, NOTHING_WRITTEN)
 
     def _take_recovered(self, found: PreparedBranch) -> None:
-        branch = Branch(found.xid)
-        branch.changes = Changes(self._messages, branch)
+        branch = self._make(found.xid)
         branch.actions = found.actions
         branch.decision = found.state
         branch.state = BranchState.PREPARED if found.state == PREPARED else BranchState.HEURISTIC
@@ -399,41 +327,10 @@ class XaBranches:
         """What a prepared branch brought goes nowhere else until the branch is decided."""
         self._messages.owners.update(dict.fromkeys(branch.brought(), branch))
 
-    def _known(self, xid: Xid) -> Branch:
-        check_xid(xid)
-        try:
-            return self._branches[xid]
-        except KeyError:
-            raise UnknownXidError(f"no branch {xid} is known; it may be finished, or was never prepared") from None
-
-    def _idle_branch(self, xid: Xid) -> Branch:
-        branch = self._known(xid)
-        if branch.busy:
-            raise XaProtocolError(f"branch {xid} is taking a step; wait for its answer")
-        return branch
-
-    def _ended_branch(self, xid: Xid) -> Branch:
-        branch = self._idle_branch(xid)
-        if branch.sessions:
-            raise XaProtocolError(f"branch {xid} has {len(branch.sessions)} sessions in it; end them first")
-        return branch
-
-    def _require_outside(self, session: Hashable, target: Branch) -> None:
-        """A session works in one branch at a time."""
-        branch = self._working.get(session)
-        if branch is not None and branch is not target:
-            raise XaProtocolError(f"the session works in branch {branch.xid}; end or suspend that first")
-
     def _require_sound(self, branch: Branch) -> None:
         if branch.state is BranchState.ROLLBACK_ONLY:
             self._finished(branch, committed=False)
             raise XaRolledBackError(f"branch {branch.xid} had failed and was rolled back")
-
-    def _require_undecided(self, branch: Branch) -> None:
-        if branch.decision == HEURISTICALLY_COMMITTED:
-            raise XaHeuristicCommitError(f"an operator committed branch {branch.xid}; forget it")
-        if branch.decision == HEURISTICALLY_ROLLED_BACK:
-            raise XaHeuristicRollbackError(f"an operator rolled branch {branch.xid} back; forget it")
 
     def _require_entries(self, branch: Branch) -> None:
         """Every entry the branch takes is there, or comes from the branch itself."""

@@ -41,7 +41,7 @@ from basaltmq.messages.branches import (
     xid_key,
 )
 from basaltmq.messages.stored import StoredMessage
-from basaltmq.transactions import xa
+from basaltmq.transactions import branch_table, xa
 from basaltmq.transactions.transaction import Transaction
 from basaltmq.transactions.xa_states import BranchState
 
@@ -394,7 +394,7 @@ def test_an_xid_beyond_what_xopen_allows_is_refused(xid: Xid) -> None:
 @pytest.mark.promise("P8")
 def test_limits_on_branches_and_actions_are_refused_by_name() -> None:
     world = World()
-    with patch.object(xa, "ACTIONS_MAX", 1), patch.object(xa, "BRANCHES_MAX", 1):
+    with patch.object(xa, "ACTIONS_MAX", 1), patch.object(branch_table, "BRANCHES_MAX", 1):
         branch = world.xa.start(XID, "s")
         branch.enqueue("s", QUEUE_A, world.finished())
         with pytest.raises(LimitExceededError, match="1 actions"):
