@@ -15,7 +15,7 @@ JOBS ?= 2
 help: ## Show this page
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(READY): requirements/base.txt requirements/dev.txt pyproject.toml
+$(READY): requirements/base.txt requirements/dev.txt pyproject.toml setup.py $(wildcard proto/*.proto)
 	@test -n "$(PYTHON)" || { echo "Basalt needs Python 3.11 or later with venv; set PYTHON=/path/to/python3.11"; exit 1; }
 	"$(PYTHON)" -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/dev.txt
@@ -46,4 +46,4 @@ coverage-page: $(READY) ## Write docs/SPEC-COVERAGE.md from the marks in the tes
 	$(BIN)/python -m tests.coverage_page
 
 clean: ## Remove the environment and caches
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis src/basaltmq/wire/*_pb2.py*

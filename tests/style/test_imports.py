@@ -10,11 +10,11 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src"
 
 LAYERS: list[set[str]] = [
-    {"errors", "ids"},
+    {"errors", "ids", "wire"},
     {"store", "log"},
     {"catalog", "messages", "transactions", "queues", "streams"},
     {"broker", "embedded"},
-    {"protocols", "admin"},
+    {"protocols", "admin", "client"},
     {"cli", "demo", "__main__", "__init__"},
 ]
 # `__init__` is the face of the package: it may show anything, and nothing below may import it but for the version.
