@@ -339,3 +339,71 @@ class DamagedFrameError(CorruptionError):
         self.shard = shard
         self.base_offset = base_offset
         self.last_offset = last_offset
+
+
+class VHostNotFoundError(NotFoundError):
+    """No virtual host of that name."""
+
+    code = "vhost_not_found"
+
+
+class VHostDownError(BasaltError):
+    """The virtual host failed and is not served; an operator starts it, or its restart is under way."""
+
+    code = "vhost_down"
+    retriable = True
+
+
+class ExchangeNotFoundError(NotFoundError):
+    """No exchange of that name."""
+
+    code = "exchange_not_found"
+
+
+class PreconditionFailedError(BasaltError):
+    """What exists is not what the call describes, or an argument cannot be used."""
+
+    code = "precondition_failed"
+
+
+class ResourceLockedError(BasaltError):
+    """The queue belongs to another connection."""
+
+    code = "resource_locked"
+
+
+class AccessRefusedError(BasaltError):
+    """The user may not do that, or the thing is not for users to touch."""
+
+    code = "access_refused"
+
+
+class AuthenticationError(BasaltError):
+    """Name and password do not go together, or the user may not come in from there."""
+
+    code = "authentication_failed"
+
+
+class UserNotFoundError(NotFoundError):
+    """No user of that name."""
+
+    code = "user_not_found"
+
+
+class PublishersHeldError(BasaltError):
+    """Publishing is held until the disk, memory or store has room; consume, and try again later."""
+
+    code = "publishers_held"
+    retriable = True
+
+
+class MalformedTableError(InvalidArgumentError):
+    """An AMQP field table breaks off, nests too deep or holds what has no form in one."""
+
+    code = "malformed_table"
+
+
+class MalformedPropertiesError(InvalidArgumentError):
+    """The properties of a message are not what their flags say."""
+
+    code = "malformed_properties"

@@ -97,6 +97,8 @@ class Family(enum.IntEnum):
     STREAM_RECORD_INDEX = ("stream_record_index", INDEX)
     STREAM_INDEX = ("stream_index", INDEX)
 
+    TOPOLOGY = ("topology",)
+
 
 BY_LABEL: dict[str, Family] = {family.label: family for family in Family}
 

@@ -47,6 +47,9 @@ value can collide with a separator and no prefix of one key set reaches into ano
     log segment      | 'S' | lane u32 | first position u64 |
     frame            | 'O' | shard u64 | last offset u64 |
     deleted record   | 'D' | shard u64 | offset u64 |
+    exchange         | 'e' | exchange name |
+    binding          | 'b' | lp(source) | kind (1) | lp(destination) | lp(routing key) | hash of arguments u64 |
+    policy           | 'p' | kind (1) | policy name |
 
 Strings are compared by length first; only numbers and ids are promised to sort by value.
 
@@ -730,3 +733,61 @@ def _whole_text(key: bytes) -> str:
         return key.decode()
     except UnicodeDecodeError:
         raise _malformed(key) from None
+
+
+_EXCHANGE: Final = b"e"
+_BINDING: Final = b"b"
+_POLICY: Final = b"p"
+
+
+def exchange_key(name: str) -> bytes:
+    return _EXCHANGE + _whole(name)
+
+
+def exchange_prefix() -> bytes:
+    return _EXCHANGE
+
+
+def decode_exchange_key(key: bytes) -> str:
+    if key[:1] != _EXCHANGE:
+        raise _malformed(key)
+    return _whole_text(key[1:])
+
+
+def binding_key(source: str, kind: bytes, destination: str, routing_key: str, arguments_hash: int) -> bytes:
+    """`kind` says what the destination is."""
+    assert len(kind) == 1, f"the kind of a destination is one byte, not {kind!r}"
+    return _BINDING + lp(source) + kind + lp(destination) + lp(routing_key) + _U64.pack(arguments_hash)
+
+
+def binding_prefix() -> bytes:
+    return _BINDING
+
+
+def decode_binding_key(key: bytes) -> tuple[str, bytes, str, str, int]:
+    if key[:1] != _BINDING:
+        raise _malformed(key)
+    source, at = _take_text(key, 1)
+    kind = key[at : at + 1]
+    destination, at = _take_text(key, at + 1)
+    routing_key, at = _take_text(key, at)
+    if len(kind) != 1 or len(key) != at + 8:
+        raise _malformed(key)
+    number: int = _U64.unpack_from(key, at)[0]
+    return source, kind, destination, routing_key, number
+
+
+def policy_key(kind: bytes, name: str) -> bytes:
+    """`kind` says whose policy it is."""
+    return policy_prefix(kind) + _whole(name)
+
+
+def policy_prefix(kind: bytes) -> bytes:
+    assert len(kind) == 1, f"the kind of a policy is one byte, not {kind!r}"
+    return _POLICY + kind
+
+
+def decode_policy_key(key: bytes) -> tuple[bytes, str]:
+    if key[:1] != _POLICY or len(key) < 2:
+        raise _malformed(key)
+    return key[1:2], _whole_text(key[2:])
