@@ -407,3 +407,9 @@ class MalformedPropertiesError(InvalidArgumentError):
     """The properties of a message are not what their flags say."""
 
     code = "malformed_properties"
+
+
+class BadExpirationError(PreconditionFailedError):
+    """The expiration of a message is not a number of milliseconds that can be."""
+
+    code = "bad_expiration"
