@@ -70,6 +70,9 @@ KINDS_MAX: Final = 16
 DIRECTORIES_KEPT: Final = 1024
 """Directories remembered: batches of one producer tend to look alike, and reading one costs more than a frame's CRC."""
 
+SHAPES_KEPT: Final = 64
+"""Sets of columns remembered; there are not many in use."""
+
 _GROUPS: Final = (
     (VALUE_OFFSETS, VALUE_DATA),
     (KEY_OFFSETS, KEY_DATA),
@@ -421,44 +424,75 @@ def directory_bytes(buffers: int) -> int:
 @lru_cache(maxsize=DIRECTORIES_KEPT)
 def read_directory(directory: bytes) -> Directory:
     """Every length is checked against the count; the length of the whole is the caller's to compare."""
-    count, kinds, version = _HEAD.unpack_from(directory)
+    count, buffers, version = _HEAD.unpack_from(directory)
     if version != VERSION:
         raise CorruptionError(f"a batch of version {version}; this Basalt knows {VERSION}")
-    if not 0 < count <= BATCH_RECORDS_MAX or not 0 < kinds <= KINDS_MAX:
-        raise CorruptionError(f"a batch says {count} records in {kinds} buffers, which cannot be")
-    at = directory_bytes(kinds)
+    if not 0 < count <= BATCH_RECORDS_MAX or not 0 < buffers <= KINDS_MAX:
+        raise CorruptionError(f"a batch says {count} records in {buffers} buffers, which cannot be")
+    at = directory_bytes(buffers)
     if at != len(directory):
-        raise CorruptionError(f"a batch's directory of {len(directory)} bytes is too short for {kinds} buffers")
+        raise CorruptionError(f"a batch's directory of {len(directory)} bytes is too short for {buffers} buffers")
+    numbers = _entries(buffers).unpack_from(directory, _HEAD.size)
+    # A kind is read together with the zero behind it: with anything there it is no kind.
+    kinds, lengths = numbers[::2], numbers[1::2]
+    fixed, data, offsets, validity = _shape(kinds)
     extents: dict[int, Extent] = {}
-    before = 0
-    for entry in range(kinds):
-        kind, zero, length = _ENTRY.unpack_from(directory, directory_bytes(entry))
-        if not before < kind <= KINDS_MAX or zero:
-            raise CorruptionError(f"a batch's directory is out of order at buffer {kind}")
-        before = kind
+    for kind, length in zip(kinds, lengths, strict=True):
         extents[kind] = (at, length)
         at += length + (-length & 7)
-    _check_lengths(count, extents)
-    data_bytes = sum(extents[kind][1] for kind in _DATA if kind in extents)
+    for place, unit, extra in fixed:
+        if lengths[place] != unit * (count + extra):
+            raise CorruptionError(
+                f"buffer {kinds[place]} of a batch does not have the {unit * (count + extra)} bytes it needs"
+            )
+    if validity is not None and lengths[validity] != (count + 7) // 8:
+        raise CorruptionError("the key validity of a batch does not fit its keys")
+    for place in offsets:
+        if lengths[place] < 4 or lengths[place] % 4:
+            raise CorruptionError(f"buffer {kinds[place]} of a batch has {lengths[place]} bytes, which are no offsets")
+    data_bytes = 0
+    for place in data:
+        data_bytes += lengths[place]
     return Directory(count, extents, at, data_bytes)
 
 
-def _check_lengths(count: int, extents: dict[int, Extent]) -> None:
-    """No column without its parts, and each as long as the count says."""
+@lru_cache(maxsize=KINDS_MAX)
+def _entries(buffers: int) -> Struct:
+    return Struct("<" + buffers * "II")
+
+
+class Shape(NamedTuple):
+    """What follows from which buffers a body has: places in its directory."""
+
+    fixed: tuple[tuple[int, int, int], ...]
+    """Of those of `_FIXED`, with what they say."""
+    data: tuple[int, ...]
+    """Of those of `_DATA`."""
+    offsets: tuple[int, ...]
+    """Of offsets arrays whose length does not follow from the count."""
+    validity: int | None
+
+
+@lru_cache(maxsize=SHAPES_KEPT)
+def _shape(kinds: tuple[int, ...]) -> Shape:
+    """No column without its parts, all in order."""
+    if kinds[0] < 1 or kinds[-1] > KINDS_MAX or any(later <= kind for kind, later in pairwise(kinds)):
+        raise CorruptionError(f"a batch's directory is out of order: {kinds}")
     for group in _GROUPS:
-        present = [kind for kind in group if kind in extents]
+        present = [kind for kind in group if kind in kinds]
         if present and len(present) != len(group):
             raise CorruptionError(f"a batch has buffers {present} but not all of {list(group)}")
-    for kind, unit, extra in _FIXED:
-        if kind in extents and extents[kind][1] != unit * (count + extra):
-            raise CorruptionError(f"buffer {kind} of a batch does not have the {unit * (count + extra)} bytes it needs")
-    if KEY_VALIDITY in extents and (KEY_OFFSETS not in extents or extents[KEY_VALIDITY][1] != (count + 7) // 8):
-        raise CorruptionError("the key validity of a batch does not fit its keys")
-    for kind in (TAG_OFFSETS, HEADER_NAME_OFFSETS, HEADER_VALUE_OFFSETS):
-        if kind in extents and (extents[kind][1] < 4 or extents[kind][1] % 4):
-            raise CorruptionError(f"buffer {kind} of a batch has {extents[kind][1]} bytes, which are no offsets")
-    if VALUE_OFFSETS not in extents or TIMESTAMPS not in extents:
+    if VALUE_OFFSETS not in kinds or TIMESTAMPS not in kinds:
         raise CorruptionError("a batch has no values or no times")
+    if KEY_VALIDITY in kinds and KEY_OFFSETS not in kinds:
+        raise CorruptionError("the key validity of a batch does not fit its keys")
+    free = (TAG_OFFSETS, HEADER_NAME_OFFSETS, HEADER_VALUE_OFFSETS)
+    return Shape(
+        tuple((kinds.index(kind), unit, extra) for kind, unit, extra in _FIXED if kind in kinds),
+        tuple(kinds.index(kind) for kind in _DATA if kind in kinds),
+        tuple(kinds.index(kind) for kind in free if kind in kinds),
+        kinds.index(KEY_VALIDITY) if KEY_VALIDITY in kinds else None,
+    )
 
 
 def _check_ends(body: bytes, extents: dict[int, Extent]) -> None:

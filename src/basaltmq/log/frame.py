@@ -25,7 +25,7 @@ Not here: files (`segment`), what to do with damage (`recovery`). Budget: encode
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple
@@ -84,29 +84,6 @@ class Header(NamedTuple):
     def size_bytes(self) -> int:
         """Header, body and padding."""
         return frame_bytes(self.body_bytes)
-
-
-def take_frame(
-    seed: int, raw: bytes, at: int, shard: int, base_offset: int, cut: Callable[[int, int], bytes] | None
-) -> tuple[int, int, int, int] | None:
-    """The plain batch of records at `at`, if it is this shard's next: (records, body's bytes, least and largest time).
-
-    None for anything else, an error included: what a fast walk over neighbouring frames stops at. `cut(begin, length)`
-    gives a part of `raw` to the checksum without a copy, where there is a way to.
-    """
-    if len(raw) - at < HEADER_BYTES:
-        return None
-    magic, header_crc, body_crc, size, of, base, records, _, least, largest, _, kind, flags, _, _ = _HEADER.unpack_from(
-        raw, at
-    )
-    if base != base_offset or of != shard or flags or kind != COLUMNAR or magic != MAGIC:
-        return None
-    begin = at + HEADER_BYTES
-    if begin + size > len(raw) or header_crc != _extend(seed, raw[at + 8 : begin]):
-        return None
-    if _crc32c(raw[begin : begin + size] if cut is None else cut(begin, size)) != body_crc:
-        return None
-    return records, size, least, largest
 
 
 def frame_bytes(body_bytes: int) -> int:

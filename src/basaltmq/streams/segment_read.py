@@ -6,17 +6,17 @@ edges of a read, and those with deleted or expired records, are looked into.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from itertools import compress
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from basaltmq.errors import SegmentGoneError
-from basaltmq.log.columnar import EXPIRIES, OFFSET_DELTAS, ColumnBatch, directory_bytes, directory_of
-from basaltmq.log.frame import HEADER_BYTES, take_frame
+from basaltmq.log.columnar import OFFSET_DELTAS, ColumnBatch, directory_of
 from basaltmq.log.lane import Lane
 from basaltmq.log.record import NEVER, StoredRecord
+from basaltmq.log.run import Cut, Run, take_runs
 from basaltmq.streams.adapter import Budget
-from basaltmq.streams.index_rows import Entry
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 READ_RUN_BYTES: Final = 5 << 18
 """Neighbouring frames read at once: enough to make the call cheap, little enough to stay in the processor's cache."""
 
-WALK_BYTES: Final = 1 << 18
-"""What a walk over neighbouring frames reads at once: it stays in the processor's own cache until it is checked."""
+BOOKMARKS_MAX: Final = 4096
+"""Readers on their way through a shard that are remembered, some 200 bytes each."""
 
-Cutter: TypeAlias = Callable[[bytes], Callable[[int, int], bytes]]
-"""How parts of a run are given to the checksum without a copy; see `log.arrow.cutter`."""
+Cutter: TypeAlias = Callable[[bytes], Cut]
+"""How parts of what was read are given to the checksum without a copy; see `log.arrow.cutter`."""
 
 
 def find_cutter() -> Cutter | None:
@@ -38,6 +38,38 @@ def find_cutter() -> Cutter | None:
     except ImportError:
         return None
     return cutter
+
+
+class Place(NamedTuple):
+    """Where a frame of a shard lies, and how large it and its neighbours are likely to be."""
+
+    base_offset: int
+    position: int
+    size_bytes: int
+    records: int
+
+
+class Bookmarks:
+    """Where readers of shards stopped, so that who reads on need not ask the index.
+
+    A bookmark is a guess: the frame found there says itself, under its checksums, whether it is the one. It is used
+    once, and left again by the read that used it.
+    """
+
+    def __init__(self, limit: int = BOOKMARKS_MAX) -> None:
+        self._limit = limit
+        self._places: dict[tuple[int, int], Place] = {}
+        self._lock = threading.Lock()
+
+    def take(self, shard: int, offset: int) -> Place | None:
+        return self._places.pop((shard, offset), None)
+
+    def leave(self, shard: int, place: Place) -> None:
+        with self._lock:
+            self._places[shard, place.base_offset] = place
+            if len(self._places) > self._limit:
+                for oldest in list(self._places)[: self._limit // 2]:
+                    self._places.pop(oldest, None)
 
 
 class Part:
@@ -58,9 +90,12 @@ class Part:
     def __len__(self) -> int:
         return self.end - self.begin if self.marks is None else sum(self.marks)
 
-    @property
-    def is_whole(self) -> bool:
-        return self.marks is None and self.end - self.begin == self.batch.count
+    def as_run(self) -> Run | None:
+        """The frame as a run of one, if all of it is meant and it has no holes."""
+        batch = self.batch
+        if self.marks is not None or self.end - self.begin != batch.count or OFFSET_DELTAS in batch.extents:
+            return None
+        return Run(batch.source, self.base_offset, batch.count, batch.extents, len(batch.body), [batch.begin])
 
     def records(self) -> list[StoredRecord]:
         records = self.batch.records(self.base_offset)
@@ -80,33 +115,40 @@ class Part:
 class FramesRead:
     """A `ReadBatch` over frames."""
 
-    __slots__ = ("high_watermark", "next_offset", "parts", "start_offset")
+    __slots__ = ("_parts", "high_watermark", "next_offset", "start_offset")
 
-    def __init__(self, parts: list[Part], next_offset: int, start_offset: int, high_watermark: int) -> None:
-        self.parts = parts
+    def __init__(self, parts: list[Part | Run], next_offset: int, start_offset: int, high_watermark: int) -> None:
+        self._parts = parts
         self.next_offset = next_offset
         self.start_offset = start_offset
         self.high_watermark = high_watermark
 
     def __len__(self) -> int:
-        return sum(map(len, self.parts))
+        return sum(map(len, self._parts))
 
     def records(self) -> list[StoredRecord]:
-        if len(self.parts) == 1:
-            return self.parts[0].records()
-        return [record for part in self.parts for record in part.records()]
+        if len(self._parts) == 1:
+            return self._parts[0].records()
+        return [record for part in self._parts for record in part.records()]
 
     def arrow(self) -> pa.RecordBatch:
         from basaltmq.log.arrow import concatenated, joined
 
-        whole = [(part.base_offset, part.batch) for part in self.parts if part.is_whole]
-        if len(whole) == len(self.parts):
-            return joined(whole)
-        return concatenated(self.arrow_batches())
-
-    def arrow_batches(self) -> list[pa.RecordBatch]:
-        """A batch per frame."""
-        return [part.arrow() for part in self.parts]
+        batches: list[pa.RecordBatch] = []
+        runs: list[Run] = []
+        for part in self._parts:
+            run = part.as_run() if isinstance(part, Part) else part
+            if run is not None:
+                runs.append(run)
+                continue
+            assert isinstance(part, Part)
+            if runs:
+                batches.append(joined(runs))
+                runs = []
+            batches.append(part.arrow())
+        if runs or not batches:
+            batches.append(joined(runs))
+        return concatenated(batches)
 
 
 def index_of(batch: ColumnBatch, base_offset: int, offset: int) -> int:
@@ -142,10 +184,12 @@ class Taker:
         wanted: Callable[[ColumnBatch], list[bool]] | None = None,
         cutter: Cutter | None = None,
     ) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[Part | Run] = []
         self.stopped_at: int | None = None
         """The offset to go on with, once the budget did not allow more."""
         self.is_full = False
+        self.reached: Place | None = None
+        """Where the last walk met a frame that it could have taken but for the budget."""
         self._cutter = cutter
         self._budget = budget
         self._now_ms = now_ms
@@ -172,7 +216,7 @@ class Taker:
             return True
         return self._take_some(base_offset, batch, begin, stop, marks)
 
-    def walk(self, log: Lane, shard: int, first: Entry, end: int) -> int:
+    def walk(self, log: Lane, shard: int, first: Place, end: int) -> int:
         """Take whole plain frames that follow one another in the log, beginning with `first`; the offset after them.
 
         No index is asked and no record looked at. Stops at anything out of the ordinary, which is then read with care.
@@ -180,47 +224,26 @@ class Taker:
         budget = self._budget
         expected = first.base_offset
         position = first.position
-        size_max = max(first.size_bytes, WALK_BYTES)
-        seed = log.seed
-        parts = self.parts
-        raw = front = b""
-        cut = None
-        at = front_bytes = count = body_bytes = data_bytes = 0
-        extents: dict[int, tuple[int, int]] = {}
-        is_odd = False
+        # Frames to come are taken to be like the first one.
+        record_bytes = first.size_bytes // max(1, first.records) + 1
+        self.reached = None
         while expected < end:
-            found = take_frame(seed, raw, at, shard, expected, cut)
-            if found is None:
-                if raw and not at:
-                    break
-                # The frame may only be cut off by the end of what was read.
-                position += at
-                at = 0
-                left = budget.bytes_left + budget.bytes_left // 8 + size_max
-                raw = _read_some(log, position, min(size_max, left))
-                cut = None if self._cutter is None else self._cutter(raw)
-                found = take_frame(seed, raw, 0, shard, expected, cut)
-                if found is None:
-                    break
-            records, size, least_ms, largest_ms = found
-            begin = at + HEADER_BYTES
-            if not front or raw[begin : begin + front_bytes] != front:
-                count, extents, body_bytes, data_bytes = directory_of(raw, begin)
-                front_bytes = directory_bytes(len(extents))
-                front = raw[begin : begin + front_bytes]
-                is_odd = EXPIRIES in extents or OFFSET_DELTAS in extents
-            if is_odd or count != records or body_bytes != size or count > budget.records_left:
-                break
-            if data_bytes > budget.bytes_left:
+            likely = min(budget.bytes_left + budget.bytes_left // 8, record_bytes * budget.records_left)
+            raw = _read_some(log, position, max(first.size_bytes, min(READ_RUN_BYTES, likely + first.size_bytes)))
+            cut = None if self._cutter is None else self._cutter(raw)
+            taken = take_runs(log.seed, raw, shard, expected, end, budget.records_left, budget.bytes_left, cut)
+            budget.taken += taken.records
+            budget.records_left -= taken.records
+            budget.bytes_left -= taken.data_bytes
+            self.parts += taken.runs
+            expected = taken.next_offset
+            position += taken.size_bytes
+            if not taken.runs or not taken.is_cut:
                 # A read that has something ends with a frame rather than inside one.
-                self.is_full = bool(parts)
+                self.is_full = taken.is_full and bool(self.parts)
+                if taken.is_next:
+                    self.reached = Place(expected, position, first.size_bytes, first.records)
                 break
-            budget.taken += count
-            budget.records_left -= count
-            budget.bytes_left -= data_bytes
-            parts.append(Part(expected, ColumnBatch(raw, count, extents, least_ms, largest_ms, begin, size), 0, count))
-            expected += count
-            at = begin + size + (-size & 7)
         return expected
 
     def _take_some(self, base_offset: int, batch: ColumnBatch, begin: int, stop: int, marks: list[bool] | None) -> bool:

@@ -18,11 +18,13 @@ from basaltmq.log.columnar import ColumnBatch
 from basaltmq.log.frame import HEADER_BYTES, Header, check_body, decode_batch, decode_header
 from basaltmq.log.lane import Lane
 from basaltmq.log.segment import SegmentGoneError
+from basaltmq.store.api import Store
 from basaltmq.streams.adapter import (
     BATCH_RECORDS_MAX,
     READ_BYTES,
     READ_RECORDS,
     Budget,
+    Clock,
     Otherwise,
     check_offset,
     hash64,
@@ -30,9 +32,11 @@ from basaltmq.streams.adapter import (
 from basaltmq.streams.engine import EngineBase
 from basaltmq.streams.index import StreamIndex
 from basaltmq.streams.index_rows import Entry
-from basaltmq.streams.segment_read import READ_RUN_BYTES, Cutter, FramesRead, Taker
+from basaltmq.streams.leaders import Leaders
+from basaltmq.streams.offsets import Offsets
+from basaltmq.streams.segment_read import READ_RUN_BYTES, Bookmarks, Cutter, FramesRead, Place, Taker
 from basaltmq.streams.segment_state import SegmentShard
-from basaltmq.streams.shards import Recent, ShardConfig
+from basaltmq.streams.shards import Recent, ShardConfig, Shards
 from basaltmq.streams.watermark import Watermarks
 
 RETRIES: Final = 16
@@ -74,6 +78,12 @@ class SegmentReader(EngineBase):
     lanes: list[LogLane]
     _states: Recent[SegmentShard]
     _cutter: Cutter | None
+
+    def __init__(
+        self, store: Store, shards: Shards, offsets: Offsets, clock_ms: Clock, leaders: Leaders | None = None
+    ) -> None:
+        super().__init__(store, shards, offsets, clock_ms, leaders)
+        self._bookmarks = Bookmarks()
 
     def state_of(self, shard: int) -> SegmentShard:
         return self._states.get(shard)
@@ -153,7 +163,10 @@ class SegmentReader(EngineBase):
     def _walk(self, state: SegmentShard, taker: Taker, offset: int, end: int) -> int:
         """Take runs of neighbouring frames as long as there are any; the offset reached."""
         log = self.lanes[state.lane].log
-        while offset < end and not taker.is_full:
+        place = self._bookmarks.take(state.number, offset)
+        if place is not None:
+            offset = self._walk_from(place, log, state, taker, end)
+        while offset < end and taker.reached is None:
             entries = self.index.entries(state.number, offset)
             first = next(entries, None)
             following = next(entries, None)
@@ -167,11 +180,20 @@ class SegmentReader(EngineBase):
                     return taker.stopped_at
                 offset = first.last_offset + 1
                 continue
-            reached = taker.walk(log, state.number, first, end) if first.base_offset == offset else offset
+            if first.base_offset != offset:
+                break
+            place = Place(offset, first.position, first.size_bytes, first.records)
+            reached = self._walk_from(place, log, state, taker, end)
             if reached == offset:
                 break
             offset = reached
         return offset
+
+    def _walk_from(self, place: Place, log: Lane, state: SegmentShard, taker: Taker, end: int) -> int:
+        reached = taker.walk(log, state.number, place, end)
+        if taker.reached is not None:
+            self._bookmarks.leave(state.number, taker.reached)
+        return reached
 
     def _candidates(
         self, shard: int, offset: int, end: int, config: ShardConfig, tag: bytes | None, key: bytes | None

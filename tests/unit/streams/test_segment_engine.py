@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 from tests.unit.streams.segment_rig import SegmentRig
 
-from basaltmq.errors import CorruptionError, DiskFullError, LimitExceededError, StorePoisonedError, StoreStalledError
+from basaltmq.errors import (
+    CorruptionError,
+    DamagedFrameError,
+    DiskFullError,
+    LimitExceededError,
+    OffsetOutOfRangeError,
+    StorePoisonedError,
+    StoreStalledError,
+)
 from basaltmq.log.columnar import ColumnBatch
 from basaltmq.log.record import RECORD_BYTES_MAX, Record
 from basaltmq.streams.adapter import BATCH_RECORDS_MAX
@@ -196,3 +204,51 @@ def test_a_failed_sync_is_told_to_those_who_wait_and_nobody_sees_the_record(
     monkeypatch.undo()
     assert rig.engine.read_by_offset(shard, 0).records() == []
     rig.crash()
+
+
+@pytest.mark.promise("P3")
+@pytest.mark.spec("B2")
+@pytest.mark.parametrize("change", ["delete", "trim", "clean", "compact", "damage"])
+def test_a_reader_that_goes_on_sees_what_changed_after_it_stopped(tmp_path: Path, change: str) -> None:
+    rig = SegmentRig(tmp_path, segment_bytes=2048)
+    shard = rig.shard(compact=True)
+    for at in range(60):
+        rig.put(shard, *(Record(b"%d" % at, b"k%d" % (each if at < 40 else at)) for each in range(4)))
+    other = rig.engine.read_by_offset(shard, 0, 1000, 60)
+    first = rig.engine.read_by_offset(shard, 0, 1000, 60)
+    assert first.next_offset == other.next_offset
+    reached = first.next_offset
+    assert 0 < reached < 100
+    assert reached % 4 == 0
+    if change == "delete":
+        rig.engine.delete_by_offset(shard, [reached, reached + 5])
+    elif change == "trim":
+        rig.engine.delete_records_before(shard, 120)
+        with pytest.raises(OffsetOutOfRangeError):
+            rig.engine.read_by_offset(shard, reached)
+        reached = 120
+    elif change == "clean":
+        rig.engine.delete_by_offset(shard, list(range(reached + 1, 100)))
+        rig.clean()
+    elif change == "compact":
+        rig.engine.retain(rig.now_ms + 10**9)
+    else:
+        entry = next(rig.engine.index.entries(shard, reached))
+        segment = rig.engine.lanes[0].log.segment_at(entry.position)
+        raw = bytearray(segment.path.read_bytes())
+        raw[entry.position - segment.start + 80] ^= 1
+        segment.path.write_bytes(raw)
+        with pytest.raises(DamagedFrameError, match=f"offsets {reached} to {reached + 3}"):
+            rig.engine.read_by_offset(shard, reached)
+        reached += 4
+    left = [record for record in rig.drained(shard) if record.offset >= reached] if change != "damage" else None
+    seen = []
+    at = reached
+    while (batch := rig.engine.read_by_offset(shard, at, 1000, 60)).next_offset != at:
+        seen += batch.records()
+        assert batch.arrow().column("offset").to_pylist() == [record.offset for record in batch.records()]
+        at = batch.next_offset
+    if left is not None:
+        assert seen == left
+    assert at == 240
+    rig.close()
