@@ -1,0 +1,1 @@
+"""Administration over HTTP: the API under /api, its documentation, and metrics."""

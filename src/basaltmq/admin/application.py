@@ -1,0 +1,72 @@
+"""The application the HTTP server serves: finds the route, knows the user, runs the handler, tells what went wrong.
+
+Nothing of a request but its method and path is logged: bodies and headers hold passwords and messages.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Awaitable
+from typing import Any, Final
+
+from basaltmq.admin.auth import Authenticator
+from basaltmq.admin.errors import http_error
+from basaltmq.admin.message import HttpError, Request, Response, json_response
+from basaltmq.admin.routes import Access, Call, Route, RouteTable, allowed, decode_body
+from basaltmq.admin.server import Admitted
+from basaltmq.errors import BasaltError
+
+SAFE: Final = {"GET", "HEAD"}
+
+_log: Final = logging.getLogger(__name__)
+
+
+class AdminApplication:
+    """Serves a table of routes."""
+
+    def __init__(self, table: RouteTable, authenticator: Authenticator) -> None:
+        self._table = table
+        self._authenticator = authenticator
+
+    async def admit(self, request: Request) -> Admitted:
+        route, names = self._table.find(request)
+        if request.method not in SAFE and request.headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}:
+            # A browser sends a remembered password along with a form of any page.
+            raise HttpError(403, "a page of another site cannot change anything here")
+        user = None
+        if route.access is not Access.PUBLIC:
+            user = await self._authenticator.user(request)
+            if not allowed(user.tags, route.access):
+                raise HttpError(
+                    403, f"user {user.name!r} needs the tag {route.access.value}: basalt user tags {user.name} ..."
+                )
+
+        async def answer(received: Request) -> Response:
+            return await _run(route, Call(received, names, user))
+
+        return Admitted(route.body_bytes_max, answer)
+
+
+async def _run(route: Route, call: Call) -> Response:
+    try:
+        call.body = decode_body(route, call.request.body)
+        made: Any = route.handle(call)
+        if inspect.isawaitable(made):
+            made = await _finish(made)
+    except HttpError:
+        raise
+    except BasaltError as error:
+        raise http_error(error) from error
+    except Exception as error:
+        _log.exception("%s %s failed", route.method, route.path)
+        raise HttpError(500, "the broker failed here; its log says how", code="internal") from error
+    if call.request.method not in SAFE and call.user is not None:
+        _log.info("%s %s by %s", route.method, "/" + "/".join(call.request.path), call.user.name)
+    if made is None:
+        return Response(204)
+    return made if isinstance(made, Response) else json_response(made)
+
+
+async def _finish(made: Awaitable[Any]) -> Any:
+    return await made

@@ -1,0 +1,99 @@
+"""A request and a response of HTTP, as the rest of `admin` sees them."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any, Final, Literal
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+
+QUERY_FIELDS_MAX: Final = 100
+"""Nothing here takes more than ten; the rest is somebody trying."""
+
+REASONS: Final = {
+    400: "bad_request",
+    401: "not_authorised",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "timeout",
+    409: "conflict",
+    413: "too_large",
+    415: "unsupported",
+    429: "too_many_requests",
+    431: "header_too_large",
+    500: "internal_server_error",
+    501: "not_implemented",
+    503: "unavailable",
+    507: "no_space",
+}
+"""What `error` says for a status; the names RabbitMQ's tools know where it has one."""
+
+
+class HttpError(Exception):
+    """Ends a request with a status and a JSON body that says why."""
+
+    def __init__(self, status: int, reason: str, *, code: str = "", headers: dict[str, str] | None = None) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+        self.code = code
+        self.headers = headers or {}
+
+    def response(self) -> Response:
+        said = {"error": REASONS.get(self.status, "error"), "reason": self.reason}
+        if self.code:
+            said["code"] = self.code
+        return Response(self.status, msgspec.json.encode(said), headers=self.headers)
+
+
+class Request(msgspec.Struct):
+    """A request whose head is known; `body` comes once it was admitted."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    """Names in lower case; of several lines of one name the last."""
+    peer: str = ""
+    body: bytes = b""
+    path: tuple[str, ...] = ()
+    """Parts between slashes, decoded after they were split: a virtual host's name may hold a slash (%2F)."""
+    query: dict[str, str] = {}
+
+    def split(self) -> None:
+        """Set `path` and `query` from the target."""
+        raw, _, query = self.target.partition("#")[0].partition("?")
+        try:
+            self.path = tuple(unquote(part, errors="strict") for part in raw.split("/")[1:])
+            self.query = dict(
+                parse_qsl(query, keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX, errors="strict")
+            )
+        except ValueError as error:
+            raise HttpError(400, f"the address cannot be read: {error}") from error
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the client is on this machine and no proxy on it spoke for another one."""
+        try:
+            address = ipaddress.ip_address(self.peer)
+        except ValueError:
+            return False
+        mapped = getattr(address, "ipv4_mapped", None)
+        return (mapped or address).is_loopback and not ({"forwarded", "x-forwarded-for"} & self.headers.keys())
+
+    def flag(self, name: str) -> bool:
+        return self.query.get(name, "false").lower() in {"true", "1", "yes"}
+
+
+class Response(msgspec.Struct):
+    """What goes back."""
+
+    status: int = 200
+    body: bytes = b""
+    content_type: str = "application/json"
+    headers: dict[str, str] = {}
+
+
+def json_response(value: Any, status: Literal[200, 201] = 200) -> Response:
+    return Response(status, msgspec.json.encode(value, enc_hook=str))
