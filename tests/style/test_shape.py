@@ -16,7 +16,6 @@ ONE_BY_RULE = {"src/basaltmq/store/keys.py"}
 
 STILL_TOO_LONG = {
     "tests/conformance/test_streams.py": 629,
-    "src/basaltmq/queues/plane.py": 764,
 }
 """Over the limit and to be divided. They may shrink, not grow, and leave this list when they fit."""
 

@@ -32,6 +32,7 @@ class Change:
         "fresh",
         "marks",
         "now_ns",
+        "ready",
         "refusal",
     )
 
@@ -42,6 +43,8 @@ class Change:
         """Keys of messages that were published and handed out in this change."""
         self.marks: set[object] = set()
         """What need not be put twice in one change."""
+        self.ready: dict[str, None] = {}
+        """Queues in which the change makes messages ready."""
         self.refusal: BasaltError | None = None
         """To be raised when the change is written: the call did something, but not what was asked."""
         self._steps_before: dict[object, Step] = {}

@@ -88,7 +88,7 @@ def fail(
             if not entry.flags & TRANSIENT:
                 change.batch.put(Family.MESSAGES, entry.key, entry.row)
         queue.backing.requeue(change, retried)
-        change.after(lambda: queue.shared.wake(queue.name))
+        change.ready[queue.name] = None
 
 
 def _restore(entries: Sequence[tuple[Entry, bytes, int]]) -> None:

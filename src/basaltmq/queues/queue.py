@@ -61,8 +61,6 @@ class Shared:
     tokens: Tokens
     lease_expiry: LeaseExpiry
     timers: Timers
-    wake: Callable[[str], None]
-    """Messages became ready in the queue of this name."""
     find: Callable[[Change, str], Queue]
     """The queue of this name, made in the change if it is missing: where dead letters go."""
     check_limits: Callable[[str], None]
@@ -70,6 +68,8 @@ class Shared:
     buckets: TokenBuckets = field(default_factory=TokenBuckets)
     throttles: set[str] = field(default_factory=set)
     """Throttle keys that have a limit."""
+    parked: dict[str, None] = field(default_factory=dict)
+    """Queues with messages that wait for tokens, of which those who listen are to be told."""
     budget: MemoryBudget = field(default_factory=MemoryBudget)
     paging: PagingLimits = field(default_factory=PagingLimits)
     last_place_ns: int = 0
@@ -216,7 +216,8 @@ class Queue:
         """Let messages in that are complete: published, returned from a delay, dead-lettered, moved."""
         self.count(entries, 1)
         self.backing.publish(change, entries, sub)
-        change.after(lambda: self.shared.wake(self.name))
+        if entries:
+            change.ready[self.name] = None
 
     def make(self, change: Change, drafts: Sequence[Draft | bytes], body_id: bytes = rows.NO_BODY) -> Made:
         """Messages of drafts with all their rows but the message's own."""
@@ -458,7 +459,8 @@ class Queue:
             expire(self, change, expired)
             entries = [e for e in entries if not e.expires_ns or e.expires_ns > now_ns]
         self.backing.requeue(change, entries)
-        change.after(lambda: self.shared.wake(self.name))
+        if entries:
+            change.ready[self.name] = None
 
     def extend(
         self, change: Change, token: int, visibility_ms: int | None = None, ids: Sequence[bytes] | None = None

@@ -52,6 +52,8 @@ class Throttling:
         self._queue.load_rows(ready)
         if ready:
             change.undo(lambda: self._queue.backing.put_back(ready))
+        if len(gate):
+            self._queue.shared.parked[self._queue.name] = None
         return ready
 
     def admit(self, change: Change, entries: list[Entry]) -> list[Entry]:
@@ -70,6 +72,7 @@ class Throttling:
             if entry.flags & (TRANSIENT | SPILLED) != TRANSIENT:
                 entry.row = b""
             self._subs.add(sub)
+            self._queue.shared.parked[self._queue.name] = None
             if not self._gate.can_fetch(sub):
                 self._queue.backing.block(sub)
         return going

@@ -2,7 +2,7 @@
 
 A waiter is a callback that is called once, from whichever thread made a message ready, with the plane's lock held: it
 may set an event or hand over to a loop, nothing more. A waiter that was woken and finds nothing (somebody was faster)
-waits again.
+waits again. A listener hears of every queue, as long as it listens.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 Wake: TypeAlias = Callable[[], None]
+Listen: TypeAlias = Callable[[str], None]
 
 
 class Waiter:
@@ -35,6 +36,26 @@ class Waiters:
     def __init__(self) -> None:
         self._by_queue: dict[str, dict[int, Wake]] = {}
         self._last = 0
+        self._listeners: dict[object, Listen] = {}
+
+    def listen(self, callback: Listen) -> Callable[[], None]:
+        """Hear of every queue that may have something; returns how to stop."""
+        mark = object()
+        self._listeners[mark] = callback
+
+        def stop() -> None:
+            self._listeners.pop(mark, None)
+
+        return stop
+
+    @property
+    def has_listeners(self) -> bool:
+        return bool(self._listeners)
+
+    def tell(self, queue: str) -> None:
+        """Tell those who listen that a queue may have something."""
+        for callback in list(self._listeners.values()):
+            callback(queue)
 
     def add(self, queue: str, wake: Wake) -> int:
         """Wait; the number to stop waiting by."""

@@ -1,0 +1,167 @@
+"""What is due: leases that ran out, timers, tokens that came, queues over their limits. A bounded piece per call.
+
+Time is the caller's: `run(now_ns)` does what is due and says when to call again; `on_deadline` tells that the next
+deadline moved closer. What fails stays due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from basaltmq.errors import StaleLeaseError
+from basaltmq.queues import dedup, delays, expiry, limits, timers
+from basaltmq.queues.change import Change
+from basaltmq.queues.changes import Changes
+from basaltmq.queues.failures import expire_lease
+from basaltmq.queues.loaded import LoadedQueues
+from basaltmq.queues.queue import MS, Shared
+from basaltmq.queues.timers import Timer
+from basaltmq.queues.waiters import Waiters
+
+DUE_MAX: Final = 64
+"""Leases and timers served by one `run`; each is a batch of its own."""
+
+FOLLOW_UP_MAX: Final = 16
+"""Batches of one operation that bring other queues back to their limits; the rest waits for `run`."""
+
+
+class Due:
+    """The plane's time-keeping."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        changes: Changes,
+        loaded: LoadedQueues,
+        waiters: Waiters,
+        *,
+        wake: Callable[[str], None],
+        delete: Callable[[str], None],
+        on_deadline: Callable[[], None] | None,
+    ) -> None:
+        self._shared = shared
+        self._changes = changes
+        self._loaded = loaded
+        self._waiters = waiters
+        self._wake = wake
+        self._delete = delete
+        self._on_deadline = on_deadline
+        self._promised_ns: int | None = None
+        self._over_limit: dict[str, None] = {}
+
+    def note_over_limit(self, name: str) -> None:
+        """A queue got messages that its limits were not asked about."""
+        queue = self._loaded.peek(name)
+        if queue is None or queue.config.length_max is not None or queue.config.bytes_max is not None:
+            self._over_limit[name] = None
+
+    def run(self, now_ns: int) -> int | None:
+        """Do a bounded piece of what is due; when to come again, None: never."""
+        self.bring_back_to_limits()
+        for expires_ns, name, token in self._shared.lease_expiry.due(now_ns, DUE_MAX):
+            try:
+                self._expire_lease(now_ns, name, token)
+            except BaseException:
+                self._shared.lease_expiry.add(expires_ns, name, token)
+                raise
+        for timer in self._shared.timers.due(now_ns, DUE_MAX):
+            self._serve(now_ns, timer)
+        self._wake_for_tokens(now_ns)
+        self._promised_ns = self.deadline_ns()
+        return self._promised_ns
+
+    def deadline_ns(self) -> int | None:
+        """When something is due next."""
+        if self._over_limit:
+            return 0
+        known = [self._shared.lease_expiry.deadline_ns(), self._shared.timers.deadline_ns()]
+        known += [self._token_ns(name) for name in self._token_queues()]
+        return min((at for at in known if at is not None), default=None)
+
+    def tell_deadline(self) -> None:
+        """Call `on_deadline` if something is due earlier than promised."""
+        if self._on_deadline is not None:
+            deadline = self.deadline_ns()
+            if deadline is not None and (self._promised_ns is None or deadline < self._promised_ns):
+                self._promised_ns = deadline
+                self._on_deadline()
+
+    def bring_back_to_limits(self) -> None:
+        """Let queues that drop their head drop what came in unasked."""
+        for _ in range(FOLLOW_UP_MAX):
+            if not self._over_limit or self._changes.is_open:
+                break
+            name = next(iter(self._over_limit))
+            del self._over_limit[name]
+            if self._loaded.config(name) is not None:
+                change = Change(self._changes.clock_ns())
+                queue = self._loaded.require(name)
+                if limits.bring_back(queue, change):
+                    self._over_limit[name] = None
+                self._changes.write(change)
+
+    def _token_queues(self) -> list[str]:
+        """Queues of which somebody wants to know when a token comes."""
+        waited_at = self._waiters.queues()
+        if not self._waiters.has_listeners or not self._shared.parked:
+            return waited_at
+        return waited_at + [name for name in self._shared.parked if name not in self._waiters]
+
+    def _token_ns(self, name: str) -> int | None:
+        """When a token comes that a message of the queue waits for."""
+        queue = self._loaded.peek(name)
+        return None if queue is None or queue.throttling is None else queue.throttling.next_wake_ns()
+
+    def _wake_for_tokens(self, now_ns: int) -> None:
+        for name in self._token_queues():
+            at_ns = self._token_ns(name)
+            if at_ns is None or at_ns <= now_ns:
+                # Told once: whoever tries a lease and leaves something parked is told again.
+                self._shared.parked.pop(name, None)
+            if at_ns is not None and at_ns <= now_ns:
+                self._wake(name)
+
+    def _expire_lease(self, now_ns: int, name: str, token: int) -> None:
+        if self._loaded.config(name) is None:
+            return
+        queue = self._loaded.require(name)
+        try:
+            queue.leases.require(token)
+        except StaleLeaseError:
+            return
+        self._changes.do(lambda change: expire_lease(queue, change, token), now_ns)
+
+    def _serve(self, now_ns: int, timer: Timer) -> None:
+        def serve(change: Change) -> None:
+            more = False
+            if self._loaded.config(timer.queue) is not None:
+                more = self._fire(change, timer)
+            if not more:
+                self._shared.timers.clear(change, timer)
+
+        if timer.kind == timers.UNUSED and self._is_unused(now_ns, timer.queue):
+            self._delete(timer.queue)
+        self._changes.do(serve, now_ns)
+
+    def _fire(self, change: Change, timer: Timer) -> bool:
+        queue = self._loaded.require(timer.queue)
+        if timer.kind == timers.DELAYED:
+            return delays.return_due(queue, change)
+        if timer.kind == timers.EXPIRY:
+            return expiry.expire_due(queue, change)
+        if timer.kind == timers.DEDUP:
+            return dedup.sweep(queue, change)
+        if timer.kind == timers.UNUSED and queue.config.expires_ms is not None:
+            self._shared.timers.set(
+                change, max(queue.used_ns, change.now_ns) + queue.config.expires_ms * MS, timers.UNUSED, queue.name
+            )
+        return False
+
+    def _is_unused(self, now_ns: int, name: str) -> bool:
+        if self._loaded.config(name) is None:
+            return False
+        queue = self._loaded.require(name)
+        if queue.config.expires_ms is None or len(queue.leases) or name in self._waiters:
+            return False
+        return queue.used_ns + queue.config.expires_ms * MS <= now_ns

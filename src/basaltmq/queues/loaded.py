@@ -1,0 +1,158 @@
+"""The queues that are in memory: loaded when somebody uses them, let go when others need the room.
+
+A queue in memory is a cache of its rows. Up to `loaded_max` are kept, the least recently used go, if nobody waits at
+them and nothing of them is in memory only. So an idle queue costs disk, not memory. Not thread-safe: the plane's lock
+is around every call.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Final
+
+from basaltmq.errors import QueueNotFoundError
+from basaltmq.queues import timers
+from basaltmq.queues.backing import BackingQueue
+from basaltmq.queues.change import Change
+from basaltmq.queues.config import QueueConfig, decode_config, encode_config
+from basaltmq.queues.fair import FairQueue, sub_queues_on_disk
+from basaltmq.queues.hooks import QueueHooks
+from basaltmq.queues.leases import Leases
+from basaltmq.queues.priority import PriorityQueue
+from basaltmq.queues.queue import MS, Queue, Shared
+from basaltmq.queues.runtime_config import RuntimeConfig
+from basaltmq.queues.stats import QueueStats
+from basaltmq.queues.waiters import Waiters
+from basaltmq.store.families import Family
+from basaltmq.store.keys import queue_key, queue_stats_key
+
+LOADED_MAX: Final = 4096
+"""Queues kept in memory: about 4 KiB each while idle."""
+
+EVICT_LOOK_MAX: Final = 16
+"""Queues looked at per operation to find one that can be let go."""
+
+
+class LoadedQueues:
+    """Queues by name, the least recently used first."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        waiters: Waiters,
+        settings: RuntimeConfig,
+        clock_ns: Callable[[], int],
+        loaded_max: int = LOADED_MAX,
+    ) -> None:
+        self._shared = shared
+        self._store = shared.store
+        self._waiters = waiters
+        self._settings = settings
+        self._clock_ns = clock_ns
+        self._loaded_max = loaded_max
+        self._queues: OrderedDict[str, Queue] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def __iter__(self) -> Iterator[Queue]:
+        return iter(list(self._queues.values()))
+
+    def peek(self, name: str) -> Queue | None:
+        """The queue if it is in memory, without using it."""
+        return self._queues.get(name)
+
+    def config(self, name: str) -> QueueConfig | None:
+        """The configuration of a queue, None if there is no such queue; nothing is loaded."""
+        queue = self._queues.get(name)
+        if queue is not None:
+            return queue.config
+        row = self._store.get(Family.QUEUES, queue_key(name))
+        return None if row is None else decode_config(name, row)
+
+    def require(self, name: str) -> Queue:
+        """The queue of this name, loaded."""
+        queue = self._queues.get(name)
+        if queue is not None:
+            self._queues.move_to_end(name)
+            return queue
+        config = self.config(name)
+        if config is None:
+            raise QueueNotFoundError(f"there is no queue {name!r}; create it first")
+        row = self._store.get(Family.QUEUE_STATS, queue_stats_key(name))
+        stats = QueueStats() if row is None else QueueStats.decode(name, row)
+        queue = self._queues[name] = self._assemble(config, stats, Leases.load(self._store, name))
+        return queue
+
+    def make(self, change: Change, config: QueueConfig) -> Queue:
+        """Make a queue in a change."""
+        name = config.name
+        change.batch.put(Family.QUEUES, queue_key(name), encode_config(config))
+        change.batch.put(Family.QUEUE_STATS, queue_stats_key(name), QueueStats().encode())
+        self.arm_unused(change, config)
+        queue = self._queues[name] = self._assemble(config, QueueStats(), Leases(name))
+        change.undo(lambda: self.unload(name))
+        return queue
+
+    def find_or_make(self, change: Change, name: str) -> Queue:
+        return self.make(change, QueueConfig(name=name)) if self.config(name) is None else self.require(name)
+
+    def arm_unused(self, change: Change, config: QueueConfig) -> None:
+        """Look later whether the queue is unused, if it is one that goes then."""
+        if config.expires_ms is not None:
+            self._shared.timers.set(change, change.now_ns + config.expires_ms * MS, timers.UNUSED, config.name)
+
+    def hooks(self, config: QueueConfig) -> QueueHooks | None:
+        """The scripts of a queue, compiled; ScriptError if they do not."""
+        if config.on_enqueue_script is None and config.on_failure_script is None:
+            return None
+        return QueueHooks(
+            config.name,
+            on_enqueue=config.on_enqueue_script,
+            on_failure=config.on_failure_script,
+            clock_ns=self._clock_ns,
+            read_state=self._settings.for_scripts,
+        )
+
+    def _assemble(self, config: QueueConfig, stats: QueueStats, leases: Leases) -> Queue:
+        shared, name = self._shared, config.name
+        account = shared.budget.account()
+        discover = None if stats.messages == 0 else lambda: sub_queues_on_disk(self._store, name)
+
+        def fair(discover: Callable[[], Iterator[tuple[str, bytes]]] | None = None) -> FairQueue:
+            return FairQueue(self._store, name, account, shared.paging, leases, discover)
+
+        backing: BackingQueue = PriorityQueue(name, fair, discover) if config.priorities_max else fair(discover)
+        queue = Queue(shared, config, stats, leases, backing, account, self._clock_ns())
+        queue.hooks = self.hooks(config)
+        return queue
+
+    def unload(self, name: str) -> None:
+        """Let a queue go; what is in memory only is lost."""
+        queue = self._queues.pop(name, None)
+        if queue is not None:
+            queue.backing.purge()
+            if queue.hooks is not None:
+                queue.hooks.release()
+
+    def clear(self) -> None:
+        self._queues.clear()
+
+    def evict(self) -> None:
+        """Give memory back that is over the limits, a few queues per call."""
+        over_budget = self._shared.budget.room_bytes() < 0
+        if len(self._queues) <= self._loaded_max and not over_budget:
+            return
+        latest = next(reversed(self._queues), None)
+        for name in list(islice(self._queues, EVICT_LOOK_MAX)):
+            queue = self._queues[name]
+            if over_budget and queue.account.used_bytes and name != latest:
+                queue.backing.shrink()
+                over_budget = self._shared.budget.room_bytes() < 0
+            if len(self._queues) > self._loaded_max:
+                if queue.stats.transient or len(queue.leases) or name in self._waiters:
+                    self._queues.move_to_end(name)
+                else:
+                    self.unload(name)
