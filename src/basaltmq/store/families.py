@@ -89,6 +89,8 @@ class Family(enum.IntEnum):
     TIMERS = ("timers", CHURN)
     DEDUP = ("dedup", CHURN)
     DEDUP_EXPIRY = ("dedup_expiry", CHURN)
+    QUEUE_BRANCHES = ("queue_branches",)
+    BRANCH_DRAFTS = ("branch_drafts", CONTENT)
 
     CONSUMER_OFFSETS = ("consumer_offsets",)
     TOPIC_GROUPS = ("topic_groups",)
@@ -98,6 +100,7 @@ class Family(enum.IntEnum):
     STREAM_INDEX = ("stream_index", INDEX)
 
     TOPOLOGY = ("topology",)
+    API_KEYS = ("api_keys",)
 
 
 BY_LABEL: dict[str, Family] = {family.label: family for family in Family}

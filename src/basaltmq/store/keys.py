@@ -14,6 +14,7 @@ value can collide with a separator and no prefix of one key set reaches into ano
     content          | message id u64 | chunk u32 |
     queue entry      | queue uuid (16) | message id u64 |
     xid              | format i64, sign flipped | lp(global id) | lp(branch id) |
+    branch draft     | as xid | number u64 |
     message          | lp(queue) | lp(fairness key) | enqueued ns u64 | id (16) |
     lease            | lp(queue) | id (16) |
     lease expiry     | expires ns u64 | lp(queue) | id (16) |
@@ -50,6 +51,7 @@ value can collide with a separator and no prefix of one key set reaches into ano
     exchange         | 'e' | exchange name |
     binding          | 'b' | lp(source) | kind (1) | lp(destination) | lp(routing key) | hash of arguments u64 |
     policy           | 'p' | kind (1) | policy name |
+    API key          | key id |
 
 Strings are compared by length first; only numbers and ids are promised to sort by value.
 
@@ -264,6 +266,18 @@ def decode_xid_key(key: bytes) -> tuple[int, bytes, bytes]:
     branch_id, at = take_lp(key, at)
     _exactly(key, at)
     return int.from_bytes(key[:8], "big") - _SIGN, global_id, branch_id
+
+
+def branch_draft_key(format_id: int, global_id: bytes, branch_id: bytes, number: int) -> bytes:
+    return xid_key(format_id, global_id, branch_id) + _U64.pack(number)
+
+
+def branch_draft_prefix(format_id: int, global_id: bytes, branch_id: bytes) -> bytes:
+    return xid_key(format_id, global_id, branch_id)
+
+
+def decode_branch_draft_key(key: bytes) -> tuple[int, bytes, bytes, int]:
+    return (*decode_xid_key(key[:-8]), int.from_bytes(key[-8:], "big"))
 
 
 def message_key(queue: str, fairness_key: str, enqueued_ns: int, message_id: bytes) -> bytes:
@@ -791,3 +805,11 @@ def decode_policy_key(key: bytes) -> tuple[bytes, str]:
     if key[:1] != _POLICY or len(key) < 2:
         raise _malformed(key)
     return key[1:2], _whole_text(key[2:])
+
+
+def api_key_key(key_id: str) -> bytes:
+    return _whole(key_id)
+
+
+def decode_api_key_key(key: bytes) -> str:
+    return _whole_text(key)
