@@ -149,13 +149,18 @@ class Lane:
     def segments(self) -> list[Segment]:
         return list(self._segments)
 
-    def append(self, parts: Sequence[bytes], size_bytes: int) -> int:
-        """Write the parts of one or more whole frames, `size_bytes` in all; the position of the first byte."""
+    def append(self, parts: Sequence[bytes], size_bytes: int, now_ms: int | None = None) -> int:
+        """Write the parts of one or more whole frames, `size_bytes` in all; the position of the first byte.
+
+        `now_ms` spares the clock where the caller has just read it.
+        """
         with self._lock:
             if self._error is not None:
                 raise self._error
             position = self._end
-            if position + size_bytes > self._roll_at or self._clock_ms() >= self._roll_ms:
+            if now_ms is None:
+                now_ms = self._clock_ms()
+            if position + size_bytes > self._roll_at or now_ms >= self._roll_ms:
                 self._roll(size_bytes)
                 position = self._end
             try:

@@ -157,7 +157,7 @@ class LaneView(Lane):
     def close(self) -> None:
         self._files.close()
 
-    def append(self, parts: Sequence[bytes], size_bytes: int) -> int:
+    def append(self, parts: Sequence[bytes], size_bytes: int, now_ms: int | None = None) -> int:
         self._refuse()
 
     def sync(self) -> None:

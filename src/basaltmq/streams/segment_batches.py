@@ -19,14 +19,22 @@ def as_columns(records: Records, now_ms: int, record_bytes_max: int) -> ColumnBa
     if not isinstance(records, ColumnBatch):
         check_batch(records, record_bytes_max)
         return ColumnBatch.from_records(records, now_ms)
+    size_bytes = len(records.body)
+    if (
+        size_bytes <= record_bytes_max
+        and records.count <= BATCH_RECORDS_MAX
+        and records.timestamp_min_ms >= 0
+        and OFFSET_DELTAS not in records.extents
+    ):
+        return records
     if records.count > BATCH_RECORDS_MAX:
         raise LimitExceededError(
             f"a batch of {records.count} records is over the limit of {BATCH_RECORDS_MAX}; write it in parts"
         )
-    if len(records.body) > record_bytes_max:
-        if len(records.body) > 2 * max(BATCH_BYTES_MAX, record_bytes_max):
+    if size_bytes > record_bytes_max:
+        if size_bytes > 2 * max(BATCH_BYTES_MAX, record_bytes_max):
             raise LimitExceededError(
-                f"a batch of {len(records.body)} bytes is over the limit of {BATCH_BYTES_MAX}; write it in parts"
+                f"a batch of {size_bytes} bytes is over the limit of {BATCH_BYTES_MAX}; write it in parts"
             )
         records.check_sizes(record_bytes_max)
     if records.timestamp_min_ms < 0:

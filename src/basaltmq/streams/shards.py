@@ -231,45 +231,72 @@ V = TypeVar("V")
 
 
 class Recent(Generic[V]):
-    """Things loaded by shard number, the latest used kept, at most one of each alive.
+    """Things loaded by shard number, those used lately kept, at most one of each alive.
 
     The one-alive rule is what makes a lock inside a thing protect its shard: while any caller still holds it, another
     caller gets the same one, whether or not it has left the bounded part.
+
+    What is loaded is found without a lock. That it was used is noted in a set; when room is needed, the thing that came
+    first goes, unless it was used since: then it gets another turn. A thing that goes while somebody holds it is
+    remembered as long as it lives.
     """
 
     def __init__(self, load: Callable[[int], V], limit: int) -> None:
         self._load = load
         self._limit = limit
         self._recent: OrderedDict[int, V] = OrderedDict()
-        self._alive: weakref.WeakValueDictionary[int, V] = weakref.WeakValueDictionary()
+        self._used: set[int] = set()
+        self._held: weakref.WeakValueDictionary[int, V] = weakref.WeakValueDictionary()
         self._lock = threading.RLock()
 
     def get(self, number: int) -> V:
+        found = self._recent.get(number)
+        if found is not None:
+            self._used.add(number)
+            return found
+        return self._bring(number)
+
+    def _bring(self, number: int) -> V:
         with self._lock:
             recent = self._recent
             found = recent.get(number)
-            if found is not None:
-                recent.move_to_end(number)
-                return found
-            found = self._alive.get(number)
             if found is None:
-                found = self._load(number)
-                self._alive[number] = found
-            recent[number] = found
-            if len(recent) > self._limit:
-                recent.popitem(last=False)
+                found = self._held.get(number) if self._held else None
+                if found is None:
+                    found = self._load(number)
+                if len(recent) >= self._limit:
+                    self._make_room()
+                recent[number] = found
             return found
+
+    def _make_room(self) -> None:
+        recent = self._recent
+        used = self._used
+        number, oldest = recent.popitem(last=False)
+        while number in used:
+            used.discard(number)
+            recent[number] = oldest
+            number, oldest = recent.popitem(last=False)
+        if len(used) > self._limit:
+            # Noted after they went; of no use.
+            used.clear()
+        reference = weakref.ref(oldest)
+        del oldest
+        held = reference()
+        if held is not None:
+            self._held[number] = held
 
     def forget(self, number: int) -> V | None:
         """Take the thing out, if it is loaded; the next `get` loads it again."""
         with self._lock:
-            self._recent.pop(number, None)
-            return self._alive.pop(number, None)
+            self._used.discard(number)
+            held = self._held.pop(number, None)
+            return self._recent.pop(number, held)
 
     def loaded(self) -> list[V]:
         """Everything alive."""
         with self._lock:
-            return list(self._alive.values())
+            return [*self._recent.values(), *(self._held[at] for at in list(self._held) if at not in self._recent)]
 
     def __len__(self) -> int:
         return len(self._recent)
