@@ -1,0 +1,52 @@
+"""What a session tells its owner."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from basaltmq.protocols.amqp091.errors import ChannelFault, ConnectionFault
+from basaltmq.protocols.amqp091.methods import BasicPublish, Method
+
+
+class Received(msgspec.Struct, gc=False):
+    """A method without content. Those of channel 0 belong to the connection."""
+
+    channel: int
+    method: Method
+
+
+class Published(msgspec.Struct, gc=False):
+    """Messages that came one after the other by the same basic.publish, at least one."""
+
+    channel: int
+    method: BasicPublish
+    properties: list[bytes]
+    bodies: list[bytes]
+
+
+class HeaderRefused(msgspec.Struct):
+    """The client speaks something else; ours was put out, and the socket is to be closed."""
+
+    got: bytes
+
+
+class HeaderAccepted(msgspec.Struct):
+    """The client speaks AMQP 0-9-1; `start` is to be sent."""
+
+
+class ChannelFailed(msgspec.Struct):
+    """The client broke a rule of the channel; the session has said channel.close."""
+
+    channel: int
+    fault: ChannelFault
+
+
+class ConnectionFailed(msgspec.Struct):
+    """The client broke the protocol; the session has said connection.close and hears nothing but the answer."""
+
+    fault: ConnectionFault
+
+
+Event: TypeAlias = Received | Published | HeaderRefused | HeaderAccepted | ChannelFailed | ConnectionFailed

@@ -1,0 +1,64 @@
+"""Frames: what AMQP 0-9-1 cuts the byte stream into.
+
+    | type u8 | channel u16 | payload bytes u32 | payload | end 0xCE |
+
+    type 1 method       | class u16 | method u16 | arguments |
+         2 header       | class u16 | weight u16 = 0 | body bytes u64 | property flags and properties |
+         3 body         | a piece of the body |
+         8 heartbeat    nothing, channel 0
+
+A connection begins with eight bytes that are not a frame. A peer that sends others is answered with ours and cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Final
+
+PROTOCOL_HEADER: Final = b"AMQP\0\0\x09\x01"
+
+METHOD: Final = 1
+HEADER: Final = 2
+BODY: Final = 3
+HEARTBEAT: Final = 8
+
+END: Final = 0xCE
+END_BYTE: Final = b"\xce"
+
+HEAD: Final = Struct(">BHI")
+HEAD_BYTES: Final = HEAD.size
+OVERHEAD_BYTES: Final = HEAD_BYTES + 1
+"""What a frame adds to its payload."""
+
+CONTENT_HEAD: Final = Struct(">BHIHHQ")
+"""A header frame up to its properties."""
+
+CONTENT_FIXED_BYTES: Final = 12
+"""Class, weight and body bytes: the payload of a header frame before the properties."""
+
+BASIC_CLASS: Final = 60
+"""The only class with content."""
+
+FRAME_BYTES_MIN: Final = 4096
+"""Both sides must take frames of this size; a smaller limit cannot be negotiated."""
+
+HEARTBEAT_FRAME: Final = HEAD.pack(HEARTBEAT, 0, 0) + END_BYTE
+
+
+def encode_frame(kind: int, channel: int, payload: bytes) -> bytes:
+    return HEAD.pack(kind, channel, len(payload)) + payload + END_BYTE
+
+
+def encode_content(channel: int, properties: bytes, body: bytes, frame_bytes_max: int) -> Sequence[bytes]:
+    """Header and body frames of one content, the body cut to the peer's frame size."""
+    size = CONTENT_FIXED_BYTES + len(properties)
+    header = CONTENT_HEAD.pack(HEADER, channel, size, BASIC_CLASS, 0, len(body)) + properties + END_BYTE
+    piece_bytes = frame_bytes_max - OVERHEAD_BYTES
+    if len(body) <= piece_bytes:
+        return (header, HEAD.pack(BODY, channel, len(body)), body, END_BYTE) if body else (header,)
+    parts = [header]
+    for at in range(0, len(body), piece_bytes):
+        piece = body[at : at + piece_bytes]
+        parts += (HEAD.pack(BODY, channel, len(piece)), piece, END_BYTE)
+    return parts
