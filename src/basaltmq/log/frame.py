@@ -28,7 +28,7 @@ from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import google_crc32c
 
@@ -51,7 +51,8 @@ DROP: Final = 5
 RELOCATED: Final = 1
 REWRITTEN: Final = 2
 
-_HEADER: Final = Struct("<IIIIQQIIqqqBBHI")
+HEADER: Final = Struct("<IIIIQQIIqqqBBHI")
+"""All of a header; `Header` without magic, its own checksum and what is reserved."""
 _COVERED: Final = Struct("<IIQQIIqqqBBHI")
 _FRONT: Final = Struct("<II")
 _KINDS: Final = range(COLUMNAR, DROP + 1)
@@ -59,6 +60,10 @@ _FLAGS: Final = RELOCATED | REWRITTEN
 _ZEROS: Final = bytes(ALIGNMENT)
 _crc32c = google_crc32c.value
 _extend = google_crc32c.extend
+
+
+HeaderFields: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int, int]
+"""What HEADER unpacks."""
 
 
 class Header(NamedTuple):
@@ -165,7 +170,7 @@ def decode_header(seed: int, raw: bytes, at: int = 0) -> Header:
     """The header at `at`; CorruptionError if it is not one."""
     if len(raw) - at < HEADER_BYTES:
         raise CorruptionError(f"{len(raw) - at} bytes are too few for a frame's header")
-    fields = _HEADER.unpack_from(raw, at)
+    fields = HEADER.unpack_from(raw, at)
     if fields[0] != MAGIC:
         raise CorruptionError("no frame begins here")
     if fields[1] != _extend(seed, raw[at + 8 : at + HEADER_BYTES]):

@@ -11,7 +11,8 @@
 
 Damage in the middle stays where it is: cutting it out would move positions. Files with foreign names go to quarantine.
 
-Memory is bounded by CHUNK_BYTES and the largest frame. Budget: about 3 us per frame beside reading and checksums.
+Memory is bounded by CHUNK_BYTES and the largest frame. Budget: about 6 us per frame beside reading and checksums, with
+a copy of its body; 1 us for those taken in bulk.
 """
 
 from __future__ import annotations
@@ -20,26 +21,41 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
+
+import google_crc32c
 
 from basaltmq.errors import CorruptionError
 from basaltmq.log import committed
 from basaltmq.log.frame import (
     COLUMNAR,
+    HEADER,
     HEADER_BYTES,
     KAFKA,
+    MAGIC,
     MAGIC_BYTES,
     RELOCATED,
     Header,
+    HeaderFields,
     check_body,
     claimed_header,
     decode_header,
 )
 from basaltmq.log.lane import MARKERS, Lane
+from basaltmq.log.run import Cut
 from basaltmq.log.segment import Segment, parse_segment_name
 
 CHUNK_BYTES: Final = 4 << 20
 """Read at once: the disk is kept busy, the caches are not emptied."""
+
+_crc32c = google_crc32c.value
+_extend = google_crc32c.extend
+
+
+Take: TypeAlias = Callable[[bytes, int, int, int], int]
+"""Takes frames in bulk: (bytes read, where a frame begins in them, where frames of interest end, its position in the
+lane) -> bytes of the whole intact frames it has dealt with; 0 leaves the first one to the caller. See `intact`.
+"""
 
 
 class Found(NamedTuple):
@@ -122,18 +138,63 @@ class Repaired:
     """Files that do not belong to a lane."""
 
 
-def scan(lane: Lane, position: int, damages: list[Damage] | None = None, end: int | None = None) -> Iterator[Found]:
-    """Every intact frame at or after `position` (a frame's begin) and before `end`, in the order of the lane."""
+def scan(
+    lane: Lane,
+    position: int,
+    damages: list[Damage] | None = None,
+    end: int | None = None,
+    take: Take | None = None,
+) -> Iterator[Found]:
+    """Every intact frame at or after `position` (a frame's begin) and before `end`, in the order of the lane.
+
+    What `take` takes does not come out here.
+    """
     for segment in lane.segments():
         if segment.end > position and (end is None or segment.start < end):
-            yield from _scan_segment(lane, segment, max(0, position - segment.start), damages, end)
+            yield from _scan_segment(lane, segment, max(0, position - segment.start), damages, end, take)
 
 
-def repair(lane: Lane, position: int, quarantine: Path, visit: Callable[[Found], None] | None = None) -> Repaired:
+def intact(seed: int, raw: bytes, at: int, stop: int, cut: Cut | None) -> Iterator[tuple[int, HeaderFields]]:
+    """Where each intact frame begins, from `at` on and before `stop`, and what its header says; up to the first one
+    that is not, or not all of which is here.
+    """
+    size = len(raw)
+    while at < stop:
+        begin = at + HEADER_BYTES
+        if begin > size:
+            return
+        fields = HEADER.unpack_from(raw, at)
+        length = fields[3]
+        end = begin + length + (-length & 7)
+        if fields[0] != MAGIC or end > size or fields[1] != _extend(seed, raw[at + 8 : begin]):
+            return
+        if fields[13] or fields[14]:
+            return
+        if fields[2] != _crc32c(raw[begin : begin + length] if cut is None else cut(begin, length)):
+            return
+        yield at, fields
+        at = end
+
+
+def repair(
+    lane: Lane,
+    position: int,
+    quarantine: Path,
+    visit: Callable[[Found], None] | None = None,
+    take: Take | None = None,
+) -> Repaired:
     """Visit every intact frame from `position` on, then cut a torn tail off and take foreign files away."""
     damages: list[Damage] = []
     intact_end = min(max(position, lane.start), lane.end)
-    for found in scan(lane, position, damages):
+
+    def take_some(raw: bytes, at: int, stop: int, begin: int) -> int:
+        nonlocal intact_end
+        taken = 0 if take is None else take(raw, at, stop, begin)
+        if taken:
+            intact_end = begin + taken
+        return taken
+
+    for found in scan(lane, position, damages, take=None if take is None else take_some):
         intact_end = found.position + found.header.size_bytes
         if visit is not None:
             visit(found)
@@ -161,7 +222,7 @@ def quarantine_foreign(path: Path, quarantine: Path) -> list[Path]:
 
 
 def _scan_segment(
-    lane: Lane, segment: Segment, begin: int, damages: list[Damage] | None, end: int | None
+    lane: Lane, segment: Segment, begin: int, damages: list[Damage] | None, end: int | None, take: Take | None
 ) -> Iterator[Found]:
     seed = lane.seed
     size = segment.size_bytes if end is None else min(segment.size_bytes, end - segment.start)
@@ -170,6 +231,11 @@ def _scan_segment(
     while at < size:
         window.cover(at, HEADER_BYTES)
         raw, base = window.raw, window.base
+        if take is not None:
+            taken = take(raw, at - base, size - base, segment.start + at)
+            if taken:
+                at += taken
+                continue
         try:
             header = decode_header(seed, raw, at - base)
             frame_end = at + header.size_bytes

@@ -22,13 +22,12 @@ import google_crc32c
 
 from basaltmq.errors import CorruptionError
 from basaltmq.log.columnar import EXPIRIES, OFFSET_DELTAS, ColumnBatch, Extent, directory_bytes, directory_of
-from basaltmq.log.frame import COLUMNAR, HEADER_BYTES, MAGIC
+from basaltmq.log.frame import COLUMNAR, HEADER, HEADER_BYTES, MAGIC
 from basaltmq.log.record import StoredRecord
 
 Cut: TypeAlias = Callable[[int, int], bytes]
 """(begin, length) of what was read, given to the checksum without a copy; see `arrow.cutter`."""
 
-_HEADER: Final = Struct("<IIIIQQIIqqqBBHI")
 _TIMES: Final = Struct("<qq")
 _TIMES_AT: Final = 40 - HEADER_BYTES
 """Least and largest time of a frame, seen from where its body begins."""
@@ -114,7 +113,7 @@ def take_runs(
             is_cut = True
             break
         magic, header_crc, body_crc, length, of, base, said, last_delta, _, _, _, kind, flags, _, _ = (
-            _HEADER.unpack_from(raw, at)
+            HEADER.unpack_from(raw, at)
         )
         if base != expected or of != shard or flags or kind != COLUMNAR or magic != MAGIC:
             break

@@ -48,6 +48,7 @@ from basaltmq.log.lane import Lane
 from basaltmq.store import keys
 from basaltmq.store.api import ManagedStore
 from basaltmq.store.batch import PUT, Batch
+from basaltmq.streams.index_plain import PlainRows
 from basaltmq.streams.index_rows import HAS_KEYS, HAS_TAGS, IS_REWRITTEN, Entry, SegmentStats, Words, first_expiry
 from basaltmq.streams.index_sums import SegmentSums
 from basaltmq.streams.index_times import FAMILY, insert_time, trim_times
@@ -157,35 +158,43 @@ class StreamIndex:
             )
             rows = 2
         if words.flags:
-            rows += _put_words(self._batch, number, entry.last_offset, words)
+            rows += words.put(self._batch, number, entry.last_offset)
         if entry.expire_min_ms:
             self._batch.put(FAMILY, keys.stream_expiry_key(entry.expire_min_ms, number, entry.last_offset), b"")
         self._rows += rows
 
+    def absorb(self, lane: int, segment: int, position: int, stats: SegmentStats, rows: PlainRows) -> None:
+        """Plain frames that follow on their shards' last, up to `position`, as rows: for a replay, which reads none of
+        them before the next `flush`. Under `lock`.
+        """
+        self._sums.merge(lane, segment, stats)
+        self._checkpoints[lane] = position
+        self._batch.ops += rows.ops
+        self._touched.update(rows.shards)
+        self._shard_max = max(self._shard_max, *rows.shards)
+        self._rows += len(rows.ops)
+
     def flush(self) -> None:
         """Write what is gathered as one batch."""
         with self.lock:
-            if not self._entries:
+            if not self._touched:
                 return
             batch = self._batch
+            # On failure the rows made of entries must not stay: the entries do, and make them again.
+            gathered = len(batch.ops)
             put = batch.ops.append
             for number, entries in self._entries.items():
                 for entry in entries:
                     put((PUT, FAMILY, keys.frame_key(number, entry.last_offset), entry.encode()))
-                shard = self._touched[number]
+            for number, shard in self._touched.items():
                 put((PUT, FAMILY, keys.stream_tail_key(number), shard.encode()))
-            # On failure the rows made of entries must not stay: the entries do, and make them again.
-            made = len(batch.ops)
             try:
                 self._write(batch)
             except BaseException:
-                del batch.ops[made - self._made_rows() :]
+                del batch.ops[gathered:]
                 raise
             # Readers look at the gathered entries first and at the store second, so the store has them by now.
             self._entries, self._touched, self._batch, self._rows = {}, {}, Batch(), 0
-
-    def _made_rows(self) -> int:
-        return sum(len(entries) + 1 for entries in self._entries.values())
 
     def shard_row(self, number: int) -> bytes | None:
         if number > self._shard_max:
@@ -556,7 +565,7 @@ class StreamIndex:
         if expire_ms:
             batch.put(FAMILY, keys.stream_expiry_key(expire_ms, number, entry.last_offset), b"")
         batch.put(FAMILY, keys.frame_key(number, entry.last_offset), entry.encode())
-        _put_words(batch, number, entry.last_offset, words)
+        words.put(batch, number, entry.last_offset)
         shard.frames += 1
         shard.records += entry.records
         shard.size_bytes += entry.size_bytes
@@ -589,12 +598,3 @@ class StreamIndex:
         """Look-ups by key, tag and time go to the store only."""
         if self._rows:
             self.flush()
-
-
-def _put_words(batch: Batch, number: int, last_offset: int, words: Words) -> int:
-    put = batch.ops.append
-    for hashed in words.key_hashes:
-        put((PUT, FAMILY, keys.stream_index_key(b"K", number, hashed, last_offset), b""))
-    for hashed in words.tag_hashes:
-        put((PUT, FAMILY, keys.stream_index_key(b"G", number, hashed, last_offset), b""))
-    return len(words.key_hashes) + len(words.tag_hashes)

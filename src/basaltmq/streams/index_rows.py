@@ -19,8 +19,13 @@ from basaltmq.errors import CorruptionError
 from basaltmq.log.columnar import ColumnBatch
 from basaltmq.log.frame import REWRITTEN, Header
 from basaltmq.log.record import NEVER
+from basaltmq.store import keys
+from basaltmq.store.batch import PUT, Batch
+from basaltmq.store.families import Family
 from basaltmq.streams.adapter import hash64
 from basaltmq.streams.shards import ShardConfig
+
+FAMILY: Final = Family.STREAM_INDEX
 
 HAS_KEYS: Final = 1
 HAS_TAGS: Final = 2
@@ -67,6 +72,13 @@ class Entry(NamedTuple):
             raise CorruptionError(f"an index row of a frame has {len(raw)} bytes, not {_ENTRY.size}")
         position, base, size, records, time_ms, stored_ms, mask, expire_ms, flags = _ENTRY.unpack(raw)
         return cls(last_offset, base, position, size, records, time_ms, stored_ms, mask, expire_ms, flags)
+
+    @staticmethod
+    def encode_plain(
+        position: int, base_offset: int, size_bytes: int, records: int, timestamp_max_ms: int, store_time_ms: int
+    ) -> bytes:
+        """The row of a frame without keys, tags and expiries."""
+        return _ENTRY.pack(position, base_offset, size_bytes, records, timestamp_max_ms, store_time_ms, 0, NEVER, 0)
 
     @property
     def is_dense(self) -> bool:
@@ -127,6 +139,16 @@ class SegmentStats:
         if stored_ms > self.stored_max_ms:
             self.stored_max_ms = stored_ms
 
+    def merge(self, other: SegmentStats) -> None:
+        """Add what other frames of the segment add up to."""
+        self.size_bytes += other.size_bytes
+        self.frames += other.frames
+        self.garbage_bytes += other.garbage_bytes
+        self.time_min_ms = min(self.time_min_ms, other.time_min_ms)
+        self.time_max_ms = max(self.time_max_ms, other.time_max_ms)
+        self.stored_min_ms = min(self.stored_min_ms, other.stored_min_ms)
+        self.stored_max_ms = max(self.stored_max_ms, other.stored_max_ms)
+
 
 class Words:
     """The keys and tags of a frame, as the index has them."""
@@ -153,6 +175,15 @@ class Words:
             if config.index_tags:
                 self.tag_hashes = hashes
                 self.flags |= HAS_TAGS
+
+    def put(self, batch: Batch, shard: int, last_offset: int) -> int:
+        """Add the rows a frame is found by; how many."""
+        put = batch.ops.append
+        for hashed in self.key_hashes:
+            put((PUT, FAMILY, keys.stream_index_key(b"K", shard, hashed, last_offset), b""))
+        for hashed in self.tag_hashes:
+            put((PUT, FAMILY, keys.stream_index_key(b"G", shard, hashed, last_offset), b""))
+        return len(self.key_hashes) + len(self.tag_hashes)
 
 
 NO_WORDS: Final = Words(None, ShardConfig())

@@ -50,6 +50,15 @@ class SegmentSums:
             stats.garbage_bytes += garbage_bytes
         self._changed.add(at)
 
+    def merge(self, lane: int, segment: int, stats: SegmentStats) -> None:
+        """Frames are in the segment that add up to this."""
+        at = (lane, segment)
+        known = self._stats.get(at)
+        if known is None:
+            known = self._stats[at] = SegmentStats()
+        known.merge(stats)
+        self._changed.add(at)
+
     def waste(self, lane: int, segment: int, size_bytes: int) -> None:
         """Bytes of a segment have become garbage; nothing if it is gone."""
         at = (lane, segment)

@@ -515,7 +515,7 @@ class SegmentEngine(SegmentReader):
         done_before = 0
         for number, (log, start) in enumerate(zip(logs, starts, strict=True)):
             replay = Replay(self, number, log, start, done_before, total, progress)
-            repaired = repair(log, start, quarantine, replay.apply)
+            repaired = repair(log, start, quarantine, replay.apply, replay.take)
             done_before += log.end - start
             self.damages += repaired.damages
             self.losses += replay.lost()

@@ -3,7 +3,8 @@
 Each frame does to the index what it did when it was written; see `index` for why the outcome is the same. Frames of
 shards that are gone, or that lie below their shard's start, are only counted as garbage.
 
-Budget: about 8 us per frame of plain records, beside reading it.
+Plain frames in order, which are most of a log, are taken many at a time. Budget beside reading: 8 us per such frame, of
+which 2 are checksums and 3 RocksDB's; 20 us for another one of plain records.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ from basaltmq.log.frame import (
     decode_header,
 )
 from basaltmq.log.lane import Lane
-from basaltmq.log.recovery import Found, Loss
-from basaltmq.log.segment import SegmentGoneError
+from basaltmq.log.recovery import Found, Loss, intact
+from basaltmq.log.run import Cut
+from basaltmq.log.segment import Segment, SegmentGoneError
 from basaltmq.streams.index import StreamIndex
-from basaltmq.streams.index_rows import NO_WORDS, Entry, Words, entry_of, first_expiry
+from basaltmq.streams.index_plain import PlainRows
+from basaltmq.streams.index_rows import NO_WORDS, Entry, SegmentStats, Words, entry_of, first_expiry
 from basaltmq.streams.segment_read import index_of
 from basaltmq.streams.segment_state import SegmentShard
 from basaltmq.streams.shards import ShardConfig
@@ -60,6 +63,10 @@ PROGRESS_BYTES: Final = 64 << 20
 """How often progress is told."""
 
 
+ONLY_VALUES: Final = (3).to_bytes(2, "little")
+"""How a body counts its buffers that has values and times and nothing else."""
+
+
 class Replay:
     """Applies the frames of one lane to the index, as they were applied when they were written."""
 
@@ -85,12 +92,12 @@ class Replay:
         self._segment = log.segments()[0]
         self._gaps: list[Loss] = []
         self._known: dict[int, tuple[SegmentShard | None, ShardConfig]] = {}
+        self._raw = b""
+        self._cut: Cut | None = None
 
     def apply(self, found: Found) -> None:
         position, header, body = found
-        segment = self._segment
-        if not segment.start <= position < segment.end:
-            segment = self._segment = self._log.segment_at(position)
+        segment = self._segment_at(position)
         state, config = self._known.get(header.shard) or self._meet(header.shard)
         size = header.size_bytes
         index = self._index
@@ -108,13 +115,57 @@ class Replay:
                 self._records(state, config, header, position, body)
             elif not holds_records:
                 self._event(state, header, position, body)
-        done = self._done_before + position + size - self._start
+        self._tell(position + size)
+
+    def _segment_at(self, position: int) -> Segment:
+        segment = self._segment
+        if not segment.start <= position < segment.end:
+            segment = self._segment = self._log.segment_at(position)
+        return segment
+
+    def _tell(self, position: int) -> None:
+        done = self._done_before + position - self._start
         if self._progress is not None and done - self._told >= PROGRESS_BYTES:
             self._told = done
             self._progress(done, self._total)
 
+    def take(self, raw: bytes, at: int, stop: int, position: int) -> int:
+        """Apply plain frames that follow on their shard's last, until another one comes; a `recovery.Take`."""
+        known = self._known
+        rows = PlainRows()
+        stats = SegmentStats()
+        count = stats.add
+        add = rows.add
+        end = at
+        shift = position - at
+        if raw is not self._raw:
+            self._raw = raw
+            self._cut = self._engine.cut(raw)
+        for begin, fields in intact(self._log.seed, raw, at, stop, self._cut):
+            _, _, _, length, number, base, records, last_delta, least_ms, largest_ms, stored_ms, kind, flags, _, _ = (
+                fields
+            )
+            body = begin + HEADER_BYTES
+            if kind != COLUMNAR or flags or raw[body + 4 : body + 6] != ONLY_VALUES or last_delta != records - 1:
+                break
+            state, config = known.get(number) or self._meet(number)
+            if state is None or base != state.next_offset or base < state.start_offset:
+                break
+            size = HEADER_BYTES + length + (-length & 7)
+            add(state, begin + shift, size, base, records, largest_ms, stored_ms, config.index_times)
+            count(size, least_ms, largest_ms, stored_ms)
+            end = begin + size
+        if end > at:
+            index = self._index
+            with index.lock:
+                index.absorb(self._lane, self._segment_at(position).start, end + shift, stats, rows)
+                index.make_room()
+            self._tell(end + shift)
+        return end - at
+
     def lost(self) -> list[Loss]:
         """Offsets that no frame was found for, once all were seen: copies lie out of order."""
+        self._index.flush()
         found = []
         for loss in self._gaps:
             entry = next(self._index.entries(loss.shard, loss.first_offset), None)
@@ -131,7 +182,7 @@ class Replay:
 
     def _records(self, state: SegmentShard, config: ShardConfig, header: Header, position: int, body: bytes) -> None:
         base, last = header.base_offset, header.last_offset
-        has_words = header.kind == COLUMNAR and body[4:6] != b"\x03\x00"
+        has_words = header.kind == COLUMNAR and body[4:6] != ONLY_VALUES
         is_edge = base < state.start_offset
         batch = decode_batch(header, body) if header.records and (has_words or header.flags or is_edge) else None
         words = Words(batch, config) if has_words else NO_WORDS

@@ -1,0 +1,107 @@
+"""Applying the log to the index: frames taken many at a time give the rows, losses and damage of frames one by one."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from tests.unit.streams.segment_rig import SegmentRig
+
+from basaltmq.log import recovery
+from basaltmq.log.record import Record
+from basaltmq.streams.segment_replay import Replay
+
+
+def written(path: Path, seed: int) -> SegmentRig:
+    """A log in which plain frames and every other kind come in turns."""
+    rng = random.Random(seed)
+    rig = SegmentRig(path, segment_bytes=3000)
+    shards = [rig.shard(), rig.shard(index_times=False), rig.shard(retention_records=40), rig.shard()]
+    for step in range(150):
+        shard = rng.choice(shards)
+        rig.now_ms += rng.choice((-3, 0, 1, 50))
+        plain = [Record(rng.randbytes(rng.randrange(40))) for _ in range(rng.randrange(1, 6))]
+        what = rng.random()
+        if what < 0.75:
+            rig.put(shard, *plain)
+        elif what < 0.80:
+            rig.put(shard, Record(b"v", b"key", tags=(b"t",)))
+        elif what < 0.84:
+            rig.put(shard, Record(b"v", expire_at_ms=rig.now_ms + 10))
+        elif what < 0.9:
+            info = rig.engine.shard_info(shard)
+            rig.engine.delete_by_offset(shard, list(range(info.start_offset, info.next_offset, 3)))
+        elif what < 0.93:
+            rig.engine.delete_records_before(shard, rig.engine.shard_info(shard).start_offset + 3)
+        elif what < 0.96:
+            rig.engine.retain(rig.now_ms)
+        elif step > 60 and len(shards) > 1:
+            gone = shards.pop()
+            rig.engine.delete_shard(gone)
+    return rig
+
+
+@pytest.mark.promise("P6")
+@pytest.mark.parametrize("chunk_bytes", [300, 1000, 4 << 20])
+@pytest.mark.parametrize("seed", range(4))
+def test_taking_many_at_a_time_gives_the_rows_of_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, chunk_bytes: int
+) -> None:
+    rig = written(tmp_path, seed)
+    before = rig.rows()
+    monkeypatch.setattr(recovery, "CHUNK_BYTES", chunk_bytes)
+    taken: list[int] = []
+    real = Replay.take
+
+    def take(self: Replay, raw: bytes, at: int, stop: int, position: int) -> int:
+        taken.append(real(self, raw, at, stop, position))
+        return taken[-1]
+
+    monkeypatch.setattr(Replay, "take", take)
+    in_bulk = rig.rebuilt()
+    assert any(taken), f"seed {seed}"
+    monkeypatch.setattr(Replay, "take", lambda *_: 0)
+    assert rig.rebuilt() == in_bulk == before, f"seed {seed}"
+    rig.close()
+
+
+@pytest.mark.promise("P7")
+@pytest.mark.parametrize("seed", range(3))
+def test_damage_and_losses_are_named_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    rig = written(tmp_path, seed)
+    rig.close()
+    rng = random.Random(seed)
+    for path in sorted((tmp_path / "log" / "0000").glob("*.log")):
+        raw = bytearray(path.read_bytes())
+        if len(raw) > 400:
+            raw[rng.randrange(len(raw) - 300)] ^= 0x20
+            path.write_bytes(raw)
+    rig.wipe_index()
+    rig.open()
+    in_bulk = rig.rows(), rig.engine.damages, rig.engine.losses
+    assert in_bulk[1]
+    rig.close()
+    monkeypatch.setattr(Replay, "take", lambda *_: 0)
+    rig.wipe_index()
+    rig.open()
+    assert in_bulk == (rig.rows(), rig.engine.damages, rig.engine.losses), f"seed {seed}"
+    rig.close()
+
+
+@pytest.mark.promise("P9")
+def test_a_tail_torn_inside_a_run_is_cut_after_the_last_whole_frame(tmp_path: Path) -> None:
+    rig = SegmentRig(tmp_path, segment_bytes=1 << 20)
+    shard = rig.shard()
+    for _ in range(20):
+        rig.put(shard, b"x" * 100)
+    end = rig.engine.lanes[0].log.end
+    rig.close()
+    path = next((tmp_path / "log" / "0000").glob("*.log"))
+    path.write_bytes(path.read_bytes()[:-50])
+    rig.wipe_index()
+    rig.open()
+    assert rig.engine.shard_info(shard).next_offset == 19
+    assert rig.engine.lanes[0].log.end == end // 20 * 19
+    assert [record.offset for record in rig.drained(shard)] == list(range(19))
+    rig.close()
