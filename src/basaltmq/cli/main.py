@@ -10,10 +10,17 @@ from pathlib import Path
 import click
 
 from basaltmq import __version__
+from basaltmq.cli.connection import connection
+from basaltmq.cli.definitions import definitions
+from basaltmq.cli.doctor import doctor
+from basaltmq.cli.exchange import binding, exchange
 from basaltmq.cli.output import BasaltGroup
+from basaltmq.cli.policy import policy
 from basaltmq.cli.queue import queue
 from basaltmq.cli.store import store
 from basaltmq.cli.topic import topic
+from basaltmq.cli.user import permission, user
+from basaltmq.cli.vhost import vhost
 
 
 @click.group(cls=BasaltGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -36,6 +43,18 @@ def main(ctx: click.Context, data_dir: Path) -> None:
     ctx.obj = data_dir
 
 
-main.add_command(queue)
-main.add_command(store)
-main.add_command(topic)
+for command in (
+    binding,
+    connection,
+    definitions,
+    doctor,
+    exchange,
+    permission,
+    policy,
+    queue,
+    store,
+    topic,
+    user,
+    vhost,
+):
+    main.add_command(command)

@@ -20,6 +20,7 @@ import msgspec
 import basaltmq
 from basaltmq.cli.output import show
 from basaltmq.cli.queue_lines import decode_draft, encode_message, message_row
+from basaltmq.cli.server_queue import EitherGroup
 from basaltmq.errors import BasaltError
 from basaltmq.queues.config import Durability, Overflow, QueueConfig
 from basaltmq.queues.draft import Draft
@@ -38,9 +39,12 @@ no_question = click.option("--yes", is_flag=True, help="Do not ask.")
 one_or_more = click.IntRange(min=1)
 
 
-@click.group()
+@click.group(cls=EitherGroup)
 def queue() -> None:
-    """Create, fill, look into and look after queues."""
+    """Create, fill, look into and look after queues.
+
+    Of the data directory, or of a running broker with --server: then `basalt queue COMMAND --server URL --help`.
+    """
 
 
 @contextmanager

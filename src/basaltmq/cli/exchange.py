@@ -1,0 +1,171 @@
+"""`basalt exchange` and `basalt binding`: routing of a running broker."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+import msgspec
+
+from basaltmq.cli.api_client import ApiClient, path, with_api
+from basaltmq.cli.output import show
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+vhost_option = click.option("--vhost", default="/", show_default=True)
+arguments_option = click.option("--arguments", default="{}", metavar="JSON", help="An object of arguments.")
+
+
+def json_object(name: str, text: str) -> dict[str, Any]:
+    """What an option that takes a JSON object was given."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise click.UsageError(f"{name} takes a JSON object: {error}") from error
+
+
+@click.group()
+def exchange() -> None:
+    """Exchanges of a running broker."""
+
+
+@exchange.command("list")
+@vhost_option
+@as_json
+@with_api
+def list_exchanges(api: ApiClient, vhost: str, as_json: bool) -> None:
+    """List exchanges."""
+    found = list(api.pages(path("exchanges", vhost)))
+    rows = found if as_json else [_row(each) for each in found]
+    show(rows, as_json=as_json)
+
+
+def _row(each: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "exchange": each["name"] or "(default)",
+        "type": each["type"],
+        "durable": each["durable"],
+        "auto delete": each["auto_delete"],
+        "internal": each["internal"],
+        "arguments": msgspec.json.encode(each["arguments"]).decode() if each["arguments"] else "",
+    }
+
+
+@exchange.command()
+@click.argument("name")
+@click.option("--type", "kind", default="direct", show_default=True, help="direct, fanout, topic or headers.")
+@click.option("--transient", is_flag=True, help="Gone at the next restart.")
+@click.option("--auto-delete", is_flag=True)
+@click.option("--internal", is_flag=True, help="Clients cannot publish to it.")
+@vhost_option
+@arguments_option
+@with_api
+def declare(
+    api: ApiClient,
+    name: str,
+    kind: str,
+    transient: bool,
+    auto_delete: bool,
+    internal: bool,
+    vhost: str,
+    arguments: str,
+) -> None:
+    """Make an exchange; fails if there is another one of the name."""
+    body = {"type": kind, "durable": not transient, "auto_delete": auto_delete, "internal": internal}
+    api.put(path("exchanges", vhost, name), {**body, "arguments": json_object("--arguments", arguments)})
+    click.echo(f"exchange {name} is there; bind a queue to it with: basalt binding create {name} QUEUE --key KEY")
+
+
+@exchange.command()
+@click.argument("name")
+@click.option("--if-unused", is_flag=True)
+@vhost_option
+@with_api
+def delete(api: ApiClient, name: str, if_unused: bool, vhost: str) -> None:
+    """Delete an exchange and its bindings."""
+    api.delete(path("exchanges", vhost, name), **{"if-unused": "true" if if_unused else None})
+    click.echo(f"exchange {name} deleted")
+
+
+@exchange.command()
+@click.argument("name")
+@click.argument("payload", required=False)
+@click.option("--key", default="", help="Routing key.")
+@click.option("--properties", default="{}", metavar="JSON", help='Such as {"delivery_mode": 2}.')
+@vhost_option
+@with_api
+def publish(api: ApiClient, name: str, payload: str | None, key: str, properties: str, vhost: str) -> None:
+    """Publish one message, PAYLOAD or what stdin says. The name "" is the default exchange: KEY is a queue."""
+    text = sys.stdin.read() if payload is None else payload
+    given = json_object("--properties", properties)
+    body = {"routing_key": key, "payload": text, "payload_encoding": "string", "properties": given}
+    where = path("exchanges", vhost, name or "amq.default", "publish")
+    if api.post(where, body)["routed"]:
+        click.echo("published, and durable")
+    else:
+        click.echo("published, but no queue was bound for it: it is gone", err=True)
+        raise SystemExit(1)
+
+
+@click.group()
+def binding() -> None:
+    """Bindings of a running broker."""
+
+
+@binding.command("list")
+@vhost_option
+@as_json
+@with_api
+def list_bindings(api: ApiClient, vhost: str, as_json: bool) -> None:
+    """List bindings, but for those of the default exchange, which every queue has."""
+    found = [each for each in api.pages(path("bindings", vhost)) if as_json or each["source"]]
+    rows = found if as_json else [_binding_row(each) for each in found]
+    show(rows, as_json=as_json, empty=f"no bindings in vhost {vhost}")
+
+
+def _binding_row(each: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "exchange": each["source"],
+        "to": each["destination_type"],
+        "destination": each["destination"],
+        "key": each["routing_key"],
+        "arguments": msgspec.json.encode(each["arguments"]).decode() if each["arguments"] else "",
+    }
+
+
+to_exchange = click.option("--to-exchange", is_flag=True, help="DESTINATION is an exchange, not a queue.")
+
+
+@binding.command("create")
+@click.argument("source")
+@click.argument("destination")
+@click.option("--key", default="", help="Routing key or pattern.")
+@to_exchange
+@vhost_option
+@arguments_option
+@with_api
+def create_binding(
+    api: ApiClient, source: str, destination: str, key: str, to_exchange: bool, vhost: str, arguments: str
+) -> None:
+    """Bind DESTINATION to the exchange SOURCE."""
+    where = path("bindings", vhost, "e", source, "e" if to_exchange else "q", destination)
+    api.post(where, {"routing_key": key, "arguments": json_object("--arguments", arguments)})
+    click.echo(f"{destination} is bound to {source}")
+
+
+@binding.command("delete")
+@click.argument("source")
+@click.argument("destination")
+@click.option("--key", default="", help="Routing key or pattern.")
+@to_exchange
+@vhost_option
+@with_api
+def delete_binding(api: ApiClient, source: str, destination: str, key: str, to_exchange: bool, vhost: str) -> None:
+    """Take away the bindings of DESTINATION to SOURCE that have this key."""
+    where = ("bindings", vhost, "e", source, "e" if to_exchange else "q", destination)
+    doomed = [each for each in api.get(path(*where)) if each["routing_key"] == key]
+    if not doomed:
+        raise click.ClickException(f"{destination} is not bound to {source} with key {key!r}")
+    for each in doomed:
+        api.delete(path(*where, each["properties_key"]))
+    click.echo(f"{destination} is no longer bound to {source} with key {key!r}")
