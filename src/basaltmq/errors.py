@@ -413,3 +413,10 @@ class BadExpirationError(PreconditionFailedError):
     """The expiration of a message is not a number of milliseconds that can be."""
 
     code = "bad_expiration"
+
+
+class QueueHeldError(TransactionError):
+    """A prepared branch has messages in the queue, or for it; the queue stays until the branch is decided."""
+
+    code = "queue_held"
+    retriable = True

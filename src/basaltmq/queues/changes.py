@@ -39,7 +39,7 @@ class Changes:
         self.lock = threading.RLock()
         self.clock_ns = clock_ns
         self._store = store
-        self._commit = commit
+        self.commit = commit
         self._written = written
         self._follow_up = follow_up
         self._current: Change | None = None
@@ -95,7 +95,7 @@ class Changes:
             self._follow_up()
             wants_sync = self._current_wants_sync
         if wants_sync:
-            self._commit.wait_durable()
+            self.commit.wait_durable()
 
     def write(self, change: Change) -> None:
         """Write a change and let memory follow, or put memory back."""
@@ -115,7 +115,7 @@ class Changes:
             if self._current is not None:
                 self._current_wants_sync = True
                 return
-        self._commit.wait_durable()
+        self.commit.wait_durable()
 
     def close(self) -> None:
         """Refuse further operations. The lock is held."""

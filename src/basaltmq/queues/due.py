@@ -164,4 +164,6 @@ class Due:
         queue = self._loaded.require(name)
         if queue.config.expires_ms is None or len(queue.leases) or name in self._waiters:
             return False
+        if self._shared.holders(name):
+            return False
         return queue.used_ns + queue.config.expires_ms * MS <= now_ns

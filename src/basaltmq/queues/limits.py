@@ -23,24 +23,37 @@ DROP_MAX: Final = 1000
 """Messages dropped in one batch when a queue is brought back to its limits."""
 
 
-def let_in(queue: Queue, change: Change, entries: list[Entry]) -> list[Entry]:
-    """Make room for messages that come in, or refuse them; those that stay."""
+def let_in(queue: Queue, change: Change, entries: list[Entry], *, promised: bool = False) -> list[Entry]:
+    """Make room for messages that come in, or refuse them (not those that were promised); those that stay."""
     count = len(queue) + len(entries)
     size_bytes = queue.ready_bytes() + sum(e.size_bytes for e in entries)
     if not _is_over(queue, count, size_bytes):
         return entries
     if queue.config.overflow is Overflow.DROP_HEAD:
         return _drop(queue, change, count, size_bytes, entries)
-    refusal = QueueFullError(
-        f"queue {queue.name!r} is full: {len(queue)} messages of {queue.ready_bytes()} bytes are ready, its limits are "
-        f"{_shown(queue.config.length_max)} messages and {_shown(queue.config.bytes_max)} bytes; consume, or raise them"
-    )
+    if promised:
+        return entries
+    refusal = _refusal(queue)
     if queue.config.overflow is Overflow.REJECT_PUBLISH:
         raise refusal
     change.refusal = refusal
     queue.count(entries, 1)
     bury(queue, change, entries, LENGTH)
     return []
+
+
+def require_room(queue: Queue, count: int, size_bytes: int) -> None:
+    """Refuse messages before they are made, if the queue would not let so many in; dropping its head is no refusal."""
+    is_over = _is_over(queue, len(queue) + count, queue.ready_bytes() + size_bytes)
+    if is_over and queue.config.overflow is not Overflow.DROP_HEAD:
+        raise _refusal(queue)
+
+
+def _refusal(queue: Queue) -> QueueFullError:
+    return QueueFullError(
+        f"queue {queue.name!r} is full: {len(queue)} messages of {queue.ready_bytes()} bytes are ready, its limits are "
+        f"{_shown(queue.config.length_max)} messages and {_shown(queue.config.bytes_max)} bytes; consume, or raise them"
+    )
 
 
 def _shown(limit: int | None) -> str:

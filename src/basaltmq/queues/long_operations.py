@@ -12,6 +12,7 @@ from collections.abc import Callable
 from basaltmq.errors import InvalidArgumentError
 from basaltmq.queues import removal
 from basaltmq.queues.changes import Changes
+from basaltmq.queues.held import require_free
 from basaltmq.queues.loaded import LoadedQueues
 from basaltmq.queues.message import Message
 from basaltmq.queues.queue import Queue
@@ -31,6 +32,7 @@ class LongOperations:
         """Delete a queue with all that is its."""
         with self._changes.lock:
             self._changes.require_alone("delete")
+            require_free(self._loaded.require(name))
             self._changes.do(lambda change: removal.end_leases(self._loaded.require(name), change))
             after: bytes | None = b""
             while after is not None and self._loaded.require(name).stats.apart:

@@ -34,6 +34,7 @@ from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.due import Due
 from basaltmq.queues.failures import fail
+from basaltmq.queues.held import is_held
 from basaltmq.queues.hooks import HookCounters
 from basaltmq.queues.leases import LeaseExpiry, Tokens
 from basaltmq.queues.loaded import LOADED_MAX, LoadedQueues
@@ -47,7 +48,10 @@ from basaltmq.queues.stats import QueueStats
 from basaltmq.queues.storage import StoreStorage
 from basaltmq.queues.throttle_settings import ThrottleSettings
 from basaltmq.queues.timers import Timers
+from basaltmq.queues.transaction import QueueTransaction
 from basaltmq.queues.waiters import Listen, Waiter, Waiters
+from basaltmq.queues.work import Find, T
+from basaltmq.queues.xa import QueueXa
 from basaltmq.store.api import Store
 from basaltmq.store.commit import GroupCommit
 from basaltmq.store.families import Family
@@ -100,6 +104,9 @@ class QueuePlane:
             delete=self._long.delete,
             on_deadline=on_deadline,
         )
+        self.xa = QueueXa.open(store, commit, self, self._lock, clock_ns)
+        """Branches of distributed transactions over these queues."""
+        self._shared.holders = self.xa.holders_of
         self._settings = ThrottleSettings(settings, self._shared, self._changes, self._loaded, self._due.tell_deadline)
 
     @property
@@ -195,6 +202,16 @@ class QueuePlane:
         Other threads wait. If anything inside fails nothing happens at all.
         """
         return self._changes.change()
+
+    def transaction(self) -> QueueTransaction:
+        """Enqueues and acks over any queues that happen together at its commit, or not at all."""
+        return QueueTransaction(self, self._changes.commit)
+
+    def apply(self, operation: Callable[[Change, Find], T]) -> T:
+        """Run an operation on any queues as one change. It is written on return; whoever promises more syncs."""
+        with self._lock:
+            self._changes.require_alone("a transaction")
+            return self._changes.do(lambda change: operation(change, self._queue))
 
     def enqueue(
         self, name: str, drafts: Sequence[Draft | bytes], *, durability: Durability | None = None
@@ -323,7 +340,7 @@ class QueuePlane:
 
         def run(change: Change) -> int:
             queue = self._queue(name)
-            calls = [call.token for call in queue.leases.calls() if call.consumer == consumer]
+            calls = [call.token for call in queue.leases.calls() if call.consumer == consumer and not is_held(call)]
             return sum(queue.release(change, token) for token in calls)
 
         return self._changes.do(run)

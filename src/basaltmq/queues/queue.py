@@ -70,6 +70,8 @@ class Shared:
     """Throttle keys that have a limit."""
     parked: dict[str, None] = field(default_factory=dict)
     """Queues with messages that wait for tokens, of which those who listen are to be told."""
+    holders: Callable[[str], Sequence[object]] = lambda name: ()
+    """Prepared branches that have messages in the queue of this name, or for it."""
     budget: MemoryBudget = field(default_factory=MemoryBudget)
     paging: PagingLimits = field(default_factory=PagingLimits)
     last_place_ns: int = 0
@@ -162,19 +164,27 @@ class Queue:
     def _put_stats(self, change: Change) -> None:
         change.batch.put(Family.QUEUE_STATS, self._stats_key, self.stats.encode())
 
-    def enqueue(self, change: Change, drafts: Sequence[Draft | bytes], body_id: bytes = rows.NO_BODY) -> list[bytes]:
+    def enqueue(
+        self,
+        change: Change,
+        drafts: Sequence[Draft | bytes],
+        body_id: bytes = rows.NO_BODY,
+        *,
+        promised: bool = False,
+    ) -> list[bytes]:
         """Add messages; their ids. A draft that repeats one of the deduplication window has the id of that one.
 
-        With `body_id` the drafts' payload is in that shared body.
+        With `body_id` the drafts' payload is in that shared body. What was `promised` at an earlier time asked scripts
+        and limits then, and is not refused.
         """
         self.touch(change)
         if self.config.dedup_window_ms is None:
-            return self._enqueue(change, drafts, body_id)
+            return self._enqueue(change, drafts, body_id, promised)
         known = dedup.known(self, change, drafts)
         within = {i: first for i, first in dedup.within(drafts).items() if i not in known}
         repeats = known.keys() | within.keys()
         self.stats.duplicates += len(repeats)
-        made = iter(self._enqueue(change, [d for i, d in enumerate(drafts) if i not in repeats], body_id))
+        made = iter(self._enqueue(change, [d for i, d in enumerate(drafts) if i not in repeats], body_id, promised))
         ids: list[bytes] = []
         for index in range(len(drafts)):
             if index in known:
@@ -186,13 +196,13 @@ class Queue:
         dedup.remember(self, change, drafts, ids, repeats)
         return ids
 
-    def _enqueue(self, change: Change, drafts: Sequence[Draft | bytes], body_id: bytes) -> list[bytes]:
-        if self.config.on_enqueue_script is not None:
+    def _enqueue(self, change: Change, drafts: Sequence[Draft | bytes], body_id: bytes, promised: bool) -> list[bytes]:
+        if self.config.on_enqueue_script is not None and not promised:
             drafts = advice.on_enqueue(self, drafts)
         ids, entries, delayed, sub = self.make(change, drafts, body_id)
         self.stats.enqueued += len(ids)
         if self.config.length_max is not None or self.config.bytes_max is not None:
-            entries = limits.let_in(self, change, entries)
+            entries = limits.let_in(self, change, entries, promised=promised)
         self.admit(change, entries, sub)
         if delayed:
             delay(self, change, delayed)

@@ -1,0 +1,375 @@
+"""Branches over queues: what prepare promised is kept through restarts, and wrong orders get X/Open's errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.unit.queues.conftest import Clock, Planes, TestStore, payloads, settle
+
+from basaltmq.errors import (
+    CorruptionError,
+    QueueHeldError,
+    StaleLeaseError,
+    StoreStalledError,
+    UnknownXidError,
+    XaHeuristicCommitError,
+    XaHeuristicRollbackError,
+    XaInvalidError,
+    XaProtocolError,
+    XaRolledBackError,
+    XidInUseError,
+)
+from basaltmq.messages.branches import Xid, xid_key
+from basaltmq.queues.branches import BranchRow, Hold, decode_branch, encode_branch
+from basaltmq.queues.config import Overflow, QueueConfig
+from basaltmq.queues.draft import Draft
+from basaltmq.queues.plane import QueuePlane
+from basaltmq.queues.xa import parse_xid
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+
+pytestmark = pytest.mark.spec("A6")
+
+X = Xid(1, b"global", b"branch")
+Y = Xid(2, b"other", b"")
+Make = Callable[..., str]
+BIG = b"b" * 9000
+
+
+@pytest.fixture
+def queues(make: Make, plane: QueuePlane) -> None:
+    make("in", visibility_timeout_ms=1000, attempts_max=2)
+    make("out")
+    plane.enqueue("in", [b"1", b"2", b"3"])
+
+
+def prepared(plane: QueuePlane, xid: Xid = X) -> None:
+    """A branch that took the first message of `in` and brings two to `out`."""
+    session = plane.xa.begin(xid)
+    assert [d.payload for d in session.dequeue("in")] == [b"1"]
+    session.enqueue("out", [b"a", Draft(payload=BIG, fairness_key="k", delay_ms=0)])
+    session.end()
+    assert not plane.xa.prepare(xid).read_only
+
+
+def nothing_of_branches(store: TestStore) -> bool:
+    return not store.rows(Family.QUEUE_BRANCHES) and not store.rows(Family.BRANCH_DRAFTS)
+
+
+@pytest.mark.promise("P2")
+@pytest.mark.usefixtures("queues")
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_prepared_branch_holds_its_messages_until_it_commits(
+    planes: Planes, plane: QueuePlane, clock: Clock, store: TestStore, restart: bool
+) -> None:
+    prepared(plane)
+    if restart:
+        plane = planes.open()
+    assert plane.xa.recover() == [X]
+    clock.pass_ms(3_600_000)
+    settle(plane, clock)
+    assert plane.release_consumer("in", f"xa {X}") == 0
+    plane.purge("out")
+    assert [d.payload for d in plane.lease("in", 9, visibility_ms=3_600_000)] == [b"2", b"3"]
+    assert plane.stats("in")["leased"] == 3
+    assert plane.stats("in")["failed"] == 0
+    assert plane.lease("out", 9) == []
+    before = len(store.batches)
+    plane.xa.commit(X)
+    assert len(store.batches) == before + 1
+    assert plane.stats("in")["leased"] == 2
+    assert plane.stats("in")["acked"] == 1
+    assert sorted(payloads(plane, "out")) == [b"a", BIG]
+    assert plane.xa.recover() == []
+    assert nothing_of_branches(store)
+    with pytest.raises(UnknownXidError):
+        plane.xa.commit(X)
+
+
+@pytest.mark.promise("P3")
+@pytest.mark.usefixtures("queues")
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_rollback_returns_what_was_held_to_its_place_and_forgets_what_was_to_come(
+    planes: Planes, plane: QueuePlane, store: TestStore, restart: bool
+) -> None:
+    prepared(plane)
+    if restart:
+        plane = planes.open()
+    plane.xa.rollback(X)
+    found = plane.lease("in", 9)
+    assert [(d.payload, d.attempts) for d in found] == [(b"1", 0), (b"2", 0), (b"3", 0)]
+    assert payloads(plane, "out") == []
+    assert nothing_of_branches(store)
+    assert store.rows(Family.BODIES) == []
+
+
+@pytest.mark.usefixtures("queues")
+def test_who_leased_before_the_prepare_has_nothing_to_say_after_it(plane: QueuePlane) -> None:
+    held = plane.lease("in", 2, consumer="somebody")
+    session = plane.xa.begin(X)
+    session.ack("in", held[0].token, [held[0].id])
+    session.end()
+    plane.xa.prepare(X)
+    for answer in (plane.ack, plane.nack, plane.release):
+        with pytest.raises(StaleLeaseError):
+            answer("in", held[0].token, [held[0].id])
+    assert plane.release_consumer("in", "somebody") == 1
+    assert [d.payload for d in plane.lease("in", 9)] == [b"2", b"3"]
+    plane.xa.rollback(X)
+    assert [d.payload for d in plane.lease("in", 9)] == [b"1"]
+
+
+@pytest.mark.usefixtures("queues")
+def test_a_branch_whose_lease_expired_before_prepare_is_rolled_back(plane: QueuePlane, clock: Clock) -> None:
+    session = plane.xa.begin(X)
+    session.dequeue("in")
+    session.enqueue("out", [b"a"])
+    session.end()
+    clock.pass_ms(1001)
+    settle(plane, clock)
+    with pytest.raises(XaRolledBackError, match="lease"):
+        plane.xa.prepare(X)
+    with pytest.raises(UnknownXidError):
+        plane.xa.rollback(X)
+    assert payloads(plane, "out") == []
+    assert payloads(plane, "in") == [b"1", b"2", b"3"]
+
+
+@pytest.mark.usefixtures("queues")
+def test_one_phase_needs_no_record_and_what_is_empty_needs_no_second_phase(plane: QueuePlane, store: TestStore) -> None:
+    session = plane.xa.begin(X)
+    session.dequeue("in")
+    session.enqueue("out", [b"a"])
+    session.end()
+    before = len(store.batches)
+    plane.xa.commit(X, one_phase=True)
+    assert len(store.batches) == before + 1
+    assert payloads(plane, "out") == [b"a"]
+    plane.xa.begin(Y).end()
+    assert plane.xa.prepare(Y).read_only
+    assert plane.xa.recover() == []
+    with pytest.raises(UnknownXidError):
+        plane.xa.commit(Y)
+
+
+@pytest.mark.usefixtures("queues")
+def test_a_branch_that_ended_unprepared_gives_back_what_it_leased(plane: QueuePlane) -> None:
+    session = plane.xa.begin(X)
+    session.dequeue("in", 2)
+    session.end()
+    plane.xa.rollback(X)
+    assert len(plane.lease("in", 9)) == 3
+
+
+@pytest.mark.usefixtures("queues")
+@pytest.mark.parametrize("commit", [True, False])
+def test_an_operators_decision_is_kept_until_it_is_forgotten(planes: Planes, plane: QueuePlane, commit: bool) -> None:
+    prepared(plane)
+    plane.xa.decide(X, commit=commit)
+    assert sorted(m.payload for m in plane.browse("out")) == ([b"a", BIG] if commit else [])
+    plane = planes.open()
+    wrong = XaHeuristicCommitError if commit else XaHeuristicRollbackError
+    for step in (plane.xa.commit, plane.xa.rollback):
+        with pytest.raises(wrong):
+            step(X)
+    (doubt,) = plane.xa.in_doubt()
+    assert (doubt.xid, doubt.queues, doubt.held, doubt.enqueues) == (X, [], 0, 0)
+    plane.delete("out")
+    plane.xa.forget(X)
+    assert plane.xa.recover() == planes.open().xa.recover() == []
+
+
+@pytest.mark.usefixtures("queues")
+def test_wrong_orders_get_the_error_of_their_kind(plane: QueuePlane) -> None:
+    xa = plane.xa
+    for step in (xa.prepare, xa.commit, xa.rollback, xa.forget):
+        with pytest.raises(UnknownXidError):
+            step(X)
+    with pytest.raises(XaInvalidError):
+        xa.begin(Xid(1, b"", b""))
+    session = xa.begin(X)
+    with pytest.raises(XidInUseError):
+        xa.begin(X)
+    for early in (xa.prepare, xa.commit, xa.rollback):
+        with pytest.raises(XaProtocolError):
+            early(X)
+    session.enqueue("out", [b"a"])
+    session.end(suspend=True)
+    with pytest.raises(XaProtocolError):
+        session.enqueue("out", [b"b"])
+    session.resume()
+    other = xa.begin(X, join=True)
+    other.enqueue("out", [b"b"])
+    session.end()
+    with pytest.raises(XaProtocolError, match="sessions"):
+        xa.prepare(X)
+    other.end()
+    with pytest.raises(XaProtocolError):
+        xa.commit(X)
+    xa.prepare(X)
+    for late in (xa.prepare, xa.forget, lambda xid: xa.commit(xid, one_phase=True)):
+        with pytest.raises(XaProtocolError):
+            late(X)
+    with pytest.raises(XaProtocolError):
+        xa.begin(X, join=True)
+    xa.commit(X)
+    assert payloads(plane, "out") == [b"a", b"b"]
+
+
+@pytest.mark.usefixtures("queues")
+def test_a_session_that_fails_or_goes_away_dooms_its_branch(plane: QueuePlane) -> None:
+    session = plane.xa.begin(X)
+    session.dequeue("in")
+    session.end(fail=True)
+    with pytest.raises(XaRolledBackError):
+        plane.xa.prepare(X)
+    gone = plane.xa.begin(Y)
+    gone.dequeue("in")
+    gone.enqueue("out", [b"a"])
+    plane.xa.release(gone)
+    with pytest.raises(UnknownXidError):
+        plane.xa.prepare(Y)
+    assert payloads(plane, "in") == [b"1", b"2", b"3"]
+
+
+@pytest.mark.spec("C13")
+@pytest.mark.usefixtures("queues")
+def test_a_queue_stays_while_a_prepared_branch_has_messages_in_it_or_for_it(
+    planes: Planes, plane: QueuePlane, clock: Clock, make: Make
+) -> None:
+    make("goes", expires_ms=1000)
+    session = plane.xa.begin(X)
+    session.dequeue("in")
+    session.enqueue("goes", [b"a"])
+    session.end()
+    plane.xa.prepare(X)
+    for opened in (plane, planes.open()):
+        for name in ("in", "goes"):
+            with pytest.raises(QueueHeldError, match="1:676c6f62616c:6272616e6368"):
+                opened.delete(name)
+        clock.pass_ms(5000)
+        settle(opened, clock)
+        assert opened.stats("goes")["ready"] == 0
+    opened.xa.commit(X)
+    assert payloads(opened, "goes") == [b"a"]
+    clock.pass_ms(5000)
+    settle(opened, clock)
+    assert "goes" not in {config.name for config in opened.configs()}
+    opened.delete("in")
+
+
+@pytest.mark.spec("E7")
+def test_limits_and_scripts_are_asked_at_prepare_and_what_was_promised_comes_in(plane: QueuePlane, make: Make) -> None:
+    make("full", length_max=1, overflow=Overflow.REJECT_PUBLISH)
+    make("head", length_max=2)
+    make("keyed", on_enqueue_script='function on_enqueue(msg) return {fairness_key = "from script"} end')
+    plane.enqueue("head", [b"old", b"older"])
+    session = plane.xa.begin(X)
+    session.enqueue("full", [b"promised"])
+    session.enqueue("head", [b"new"])
+    session.enqueue("keyed", [b"k"])
+    session.end()
+    plane.xa.prepare(X)
+    plane.enqueue("full", [b"faster"])
+    late = plane.xa.begin(Y)
+    late.enqueue("full", [b"late"])
+    late.end()
+    with pytest.raises(XaRolledBackError, match="full"):
+        plane.xa.prepare(Y)
+    plane.xa.commit(X)
+    assert payloads(plane, "full") == [b"faster", b"promised"]
+    assert payloads(plane, "head") == [b"older", b"new"]
+    assert plane.browse("keyed")[0].fairness_key == "from script"
+
+
+def test_a_promised_repeat_is_a_repeat_at_the_commit(plane: QueuePlane, make: Make) -> None:
+    make("once", dedup_window_ms=60_000)
+    session = plane.xa.begin(X)
+    session.enqueue("once", [Draft(payload=b"promised", dedup_id=b"1")])
+    session.end()
+    plane.xa.prepare(X)
+    plane.enqueue("once", [Draft(payload=b"faster", dedup_id=b"1")])
+    plane.xa.commit(X)
+    assert payloads(plane, "once") == [b"faster"]
+    assert plane.stats("once")["duplicates"] == 1
+
+
+@pytest.mark.usefixtures("queues")
+def test_a_step_the_store_refuses_can_be_taken_again(plane: QueuePlane, store: TestStore) -> None:
+    session = plane.xa.begin(X)
+    session.dequeue("in")
+    session.enqueue("out", [b"a"])
+    session.end()
+    for step in (plane.xa.prepare, plane.xa.commit):
+        store.refuse = 1
+        with pytest.raises(StoreStalledError):
+            step(X)
+        step(X)
+    assert payloads(plane, "out") == [b"a"]
+    assert plane.stats("in")["leased"] == 0
+
+
+@pytest.mark.spec("E10")
+def test_a_queue_that_was_let_go_from_memory_still_knows_what_is_held(planes: Planes) -> None:
+    plane = planes.open(loaded_max=1)
+    for name in ("in", "out", "x", "y"):
+        plane.create(QueueConfig(name=name))
+    plane.enqueue("in", [b"1", b"2"])
+    prepared(plane)
+    for name in ("x", "y") * 20:
+        plane.enqueue(name, [b"-"])
+    assert plane._loaded.peek("out") is None
+    assert [d.payload for d in plane.lease("in", 9)] == [b"2"]
+    plane.xa.commit(X)
+    assert sorted(payloads(plane, "out")) == [b"a", BIG]
+
+
+@pytest.mark.usefixtures("queues")
+def test_the_async_steps_do_what_their_brothers_do(plane: QueuePlane) -> None:
+    async def run() -> None:
+        for xid, commit in ((X, True), (Y, False)):
+            session = plane.xa.begin(xid)
+            session.dequeue("in")
+            session.enqueue("out", [b"a"])
+            session.end()
+            assert not (await plane.xa.prepare_async(xid)).read_only
+            await (plane.xa.commit_async(xid) if commit else plane.xa.rollback_async(xid))
+        plane.xa.begin(X).end()
+        assert (await plane.xa.prepare_async(X)).read_only
+
+    asyncio.run(run())
+    assert payloads(plane, "out") == [b"a"]
+    assert payloads(plane, "in") == [b"2", b"3"]
+
+
+def test_an_xid_is_written_and_read_as_text() -> None:
+    assert parse_xid(str(X)) == X
+    assert parse_xid(str(Y)) == Y
+    for text in ("", "1:2", "a:b:c", "1:zz:", "1:67:62:63"):
+        with pytest.raises(UnknownXidError, match="format:global:branch"):
+            parse_xid(text)
+
+
+def test_rows_of_branches_are_read_as_written_and_damage_is_named(
+    planes: Planes, plane: QueuePlane, make: Make
+) -> None:
+    row = BranchRow(X, 1, 5, 7, [Hold("in", 9, 2), Hold("in", 10, 1)], ["in", "out"])
+    raw = encode_branch(row)
+    assert decode_branch(xid_key(X), raw) == row
+    for damaged in (raw[:-1], raw + b"x", b"\2" + raw[1:], raw[:1] + b"\7" + raw[2:], b""):
+        with pytest.raises(CorruptionError, match=str(X)):
+            decode_branch(xid_key(X), damaged)
+    make("out")
+    session = plane.xa.begin(X)
+    session.enqueue("out", [b"a", b"b"])
+    session.end()
+    plane.xa.prepare(X)
+    (first, _) = planes.store.rows(Family.BRANCH_DRAFTS)
+    batch: Any = Batch()
+    batch.delete(Family.BRANCH_DRAFTS, first)
+    planes.store.write(batch)
+    with pytest.raises(CorruptionError, match="is to enqueue 2 messages, and 1 are there"):
+        plane.xa.commit(X)
