@@ -73,6 +73,9 @@ class Call:
         assert self.user is not None, "a public route has no user"
         return self.user
 
+    def flag(self, name: str) -> bool:
+        return self.request.flag(name)
+
     def number(self, name: str, default: int, *, low: int = 0, high: int = 1 << 62) -> int:
         text = self.query.get(name)
         if text is None or text == "":
