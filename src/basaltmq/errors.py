@@ -420,3 +420,20 @@ class QueueHeldError(TransactionError):
 
     code = "queue_held"
     retriable = True
+
+
+class AddressUnavailableError(BasaltError):
+    """An address or port cannot be listened on."""
+
+    code = "address_unavailable"
+
+
+class RemoteError(BasaltError):
+    """A broker refused over its admin API, or could not be reached; `code` is what the broker said."""
+
+    code = "unreachable"
+
+    def __init__(self, message: str, code: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.code = code  # type: ignore[misc]
+        self.status = status

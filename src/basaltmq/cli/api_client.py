@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 import click
 import msgspec
 
-from basaltmq.errors import BasaltError
+from basaltmq.errors import RemoteError
 
 TIMEOUT_S: Final = 60.0
 """For an answer; operations on a store say how long they take by themselves and get more."""
@@ -26,15 +26,6 @@ LONG_TIMEOUT_S: Final = 3600.0
 PAGE_ITEMS: Final = 500
 SERVER: Final = "http://127.0.0.1:15672"
 GUEST: Final = "guest"
-
-
-class ApiError(BasaltError):
-    """The broker refused, or could not be reached; `code` is the broker's own."""
-
-    def __init__(self, message: str, code: str, status: int = 0) -> None:
-        super().__init__(message)
-        self.code = code  # type: ignore[misc]
-        self.status = status
 
 
 def path(*names: str) -> str:
@@ -112,7 +103,7 @@ class ApiClient:
             said = response.read()
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
-            raise ApiError(
+            raise RemoteError(
                 f"no broker answers at {self.address} ({error}); start one with: basalt serve, or give --server",
                 "unreachable",
             ) from error
@@ -128,12 +119,12 @@ def _understood(status: int, kind: str, said: bytes) -> Any:
         try:
             value = msgspec.json.decode(said)
         except msgspec.DecodeError as error:
-            raise ApiError(f"the answer is not JSON: {error}", "bad_answer", status) from error
+            raise RemoteError(f"the answer is not JSON: {error}", "bad_answer", status) from error
     if status < 400:
         return value if said else None
     if isinstance(value, dict) and "reason" in value:
-        raise ApiError(str(value["reason"]), str(value.get("code") or value.get("error")), status)
-    raise ApiError(f"the broker answered {status}: {str(value)[:200]}", "refused", status)
+        raise RemoteError(str(value["reason"]), str(value.get("code") or value.get("error")), status)
+    raise RemoteError(f"the broker answered {status}: {str(value)[:200]}", "refused", status)
 
 
 def _password(user: str, server: str, environment_password: str | None) -> str:
