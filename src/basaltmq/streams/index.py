@@ -49,7 +49,16 @@ from basaltmq.store import keys
 from basaltmq.store.api import ManagedStore
 from basaltmq.store.batch import PUT, Batch
 from basaltmq.streams.index_plain import PlainRows
-from basaltmq.streams.index_rows import HAS_KEYS, HAS_TAGS, IS_REWRITTEN, Entry, SegmentStats, Words, first_expiry
+from basaltmq.streams.index_rows import (
+    HAS_KEYS,
+    HAS_TAGS,
+    IS_REWRITTEN,
+    Entry,
+    SegmentStats,
+    Words,
+    delete_words_of,
+    first_expiry,
+)
 from basaltmq.streams.index_sums import SegmentSums
 from basaltmq.streams.index_times import FAMILY, insert_time, trim_times
 from basaltmq.streams.rocksdb_engine import clear
@@ -74,12 +83,13 @@ class StreamIndex:
 
     def __init__(self, store: ManagedStore, gathered_rows_max: int = GATHERED_ROWS_MAX) -> None:
         self._store = store
-        self._rows_max = gathered_rows_max
+        self.rows_max = gathered_rows_max
         self.lock = threading.RLock()
         self._entries: dict[int, list[Entry]] = {}
         self._touched: dict[int, SegmentShard] = {}
         self._batch = Batch()
-        self._rows = 0
+        self.rows = 0
+        """Rows gathered; from `rows_max` on they are to be written before the next append."""
         self._checkpoints: dict[int, int] = {}
         self._sums = SegmentSums(store)
         last = next(store.scan(FAMILY, *keys.prefix_range(b"N"), reverse=True), None)
@@ -111,13 +121,13 @@ class StreamIndex:
             batch = Batch()
             batch.delete_range(FAMILY, b"", b"\xff")
             self._store.write(batch, wal=False)
-            self._entries, self._touched, self._batch, self._rows = {}, {}, Batch(), 0
+            self._entries, self._touched, self._batch, self.rows = {}, {}, Batch(), 0
             self._checkpoints = {}
             self._sums.clear()
 
     def make_room(self) -> None:
         """Write what is gathered if that is enough. Before an append, so that no append fails after it was made."""
-        if self._rows >= self._rows_max:
+        if self.rows >= self.rows_max:
             self.flush()
 
     def note(
@@ -135,9 +145,22 @@ class StreamIndex:
         self._sums.add(lane, segment, size_bytes, time_min_ms, time_max_ms, stored_ms, garbage)
         self._checkpoints[lane] = position + size_bytes
 
+    def append(
+        self, lane: int, segment: int, shard: SegmentShard, entry: Entry, time_min_ms: int, words: Words
+    ) -> None:
+        """`note` and `add` of a frame of records that was appended to a segment."""
+        _, _, position, size_bytes, _, time_max_ms, stored_ms, _, _, _ = entry
+        sums = self._sums
+        with self.lock:
+            stats = sums.last if sums.last_at == (lane, segment) else sums.of(lane, segment)
+            stats.add(size_bytes, time_min_ms, time_max_ms, stored_ms)
+            self._checkpoints[lane] = position + size_bytes
+            self.add(shard, entry, words, shard.config)
+
     def add(self, shard: SegmentShard, entry: Entry, words: Words, config: ShardConfig) -> None:
         """Gather a frame that follows on the shard's last. Under `lock`, after `note`."""
         number = shard.number
+        last_offset, _, _, size_bytes, records, time_max_ms, _, _, expire_ms, _ = entry
         entries = self._entries.get(number)
         if entries is None:
             if number > self._shard_max:
@@ -146,22 +169,20 @@ class StreamIndex:
             self._touched[number] = shard
         else:
             entries.append(entry)
-        shard.indexed_next = entry.last_offset + 1
+        shard.indexed_next = last_offset + 1
         shard.frames += 1
-        shard.records += entry.records
-        shard.size_bytes += entry.size_bytes
+        shard.records += records
+        shard.size_bytes += size_bytes
         rows = 1
-        if entry.timestamp_max_ms > shard.timestamp_max_ms and config.index_times:
-            shard.timestamp_max_ms = entry.timestamp_max_ms
-            self._batch.ops.append(
-                (PUT, FAMILY, keys.stream_time_key(number, entry.timestamp_max_ms, entry.last_offset), b"")
-            )
+        if time_max_ms > shard.timestamp_max_ms and config.index_times:
+            shard.timestamp_max_ms = time_max_ms
+            self._batch.ops.append((PUT, FAMILY, keys.stream_time_key(number, time_max_ms, last_offset), b""))
             rows = 2
         if words.flags:
-            rows += words.put(self._batch, number, entry.last_offset)
-        if entry.expire_min_ms:
-            self._batch.put(FAMILY, keys.stream_expiry_key(entry.expire_min_ms, number, entry.last_offset), b"")
-        self._rows += rows
+            rows += words.put(self._batch, number, last_offset)
+        if expire_ms:
+            self._batch.put(FAMILY, keys.stream_expiry_key(expire_ms, number, last_offset), b"")
+        self.rows += rows
 
     def absorb(self, lane: int, segment: int, position: int, stats: SegmentStats, rows: PlainRows) -> None:
         """Plain frames that follow on their shards' last, up to `position`, as rows: for a replay, which reads none of
@@ -172,7 +193,7 @@ class StreamIndex:
         self._batch.ops += rows.ops
         self._touched.update(rows.shards)
         self._shard_max = max(self._shard_max, *rows.shards)
-        self._rows += len(rows.ops)
+        self.rows += len(rows.ops)
 
     def flush(self) -> None:
         """Write what is gathered as one batch."""
@@ -183,18 +204,19 @@ class StreamIndex:
             # On failure the rows made of entries must not stay: the entries do, and make them again.
             gathered = len(batch.ops)
             put = batch.ops.append
+            frame_key, tail_key = keys.frame_key, keys.stream_tail_key
             for number, entries in self._entries.items():
                 for entry in entries:
-                    put((PUT, FAMILY, keys.frame_key(number, entry.last_offset), entry.encode()))
+                    put((PUT, FAMILY, frame_key(number, entry[0]), entry.encode()))
             for number, shard in self._touched.items():
-                put((PUT, FAMILY, keys.stream_tail_key(number), shard.encode()))
+                put((PUT, FAMILY, tail_key(number), shard.encode()))
             try:
                 self._write(batch)
             except BaseException:
                 del batch.ops[gathered:]
                 raise
             # Readers look at the gathered entries first and at the store second, so the store has them by now.
-            self._entries, self._touched, self._batch, self._rows = {}, {}, Batch(), 0
+            self._entries, self._touched, self._batch, self.rows = {}, {}, Batch(), 0
 
     def shard_row(self, number: int) -> bytes | None:
         if number > self._shard_max:
@@ -232,14 +254,6 @@ class StreamIndex:
         _, end = keys.prefix_range(first[:17])
         for key, _ in self._store.scan(FAMILY, first, end):
             yield keys.decode_stream_index_key(key)[3]
-
-    def last_holder(self, kind: bytes, shard: int, hashed: int) -> int | None:
-        """The last offset of the latest frame with such a key."""
-        self._written()
-        first = keys.stream_index_key(kind, shard, hashed, 0)
-        _, end = keys.prefix_range(first[:17])
-        row = next(self._store.scan(FAMILY, first, end, reverse=True), None)
-        return None if row is None else keys.decode_stream_index_key(row[0])[3]
 
     def first_at_time(self, shard: int, timestamp_ms: int) -> int | None:
         """The last offset of the first frame that has a record of this time or later."""
@@ -384,7 +398,7 @@ class StreamIndex:
                 first_kept = entry
                 break
             self._remove(batch, shard, entry, config, load, segment_of, unreadable)
-        self._remove_words_of(batch, number, unreadable)
+        delete_words_of(self._store, batch, number, unreadable)
         self._undelete(batch, shard, 0, start - 1, (), segment_of)
         shard.start_offset = max(shard.start_offset, start)
         shard.skipped = 0 if first_kept is None else below(first_kept, start)
@@ -451,7 +465,7 @@ class StreamIndex:
         for old in list(self._covered(number, entry)):
             gone_times.add(keys.stream_time_key(number, old.timestamp_max_ms, old.last_offset))
             self._remove(batch, shard, old, config, load, segment_of, unreadable)
-        self._remove_words_of(batch, number, unreadable)
+        delete_words_of(self._store, batch, number, unreadable)
         deltas = None if batch_of_records is None else batch_of_records.deltas()
         count = 0 if batch_of_records is None else batch_of_records.count
         held = {entry.base_offset + delta for delta in (deltas if deltas is not None else range(count))}
@@ -525,24 +539,13 @@ class StreamIndex:
             except BasaltError:
                 unreadable.add(entry.last_offset)
             else:
-                for kind, hashes in ((b"K", words.key_hashes), (b"G", words.tag_hashes)):
-                    for hashed in hashes:
-                        batch.delete(FAMILY, keys.stream_index_key(kind, shard.number, hashed, entry.last_offset))
+                words.delete(batch, shard.number, entry.last_offset)
         if entry.flags & IS_REWRITTEN:
             shard.rewritten -= 1
         shard.frames -= 1
         shard.records -= entry.records
         shard.size_bytes -= entry.size_bytes
         self._sums.waste(shard.lane, segment_of(entry.position), entry.size_bytes)
-
-    def _remove_words_of(self, batch: Batch, number: int, unreadable: set[int]) -> None:
-        """Frames that cannot be read do not say which keys they had: look through all of the shard's."""
-        if not unreadable:
-            return
-        for kind in (b"K", b"G"):
-            for key, _ in self._store.scan(FAMILY, *keys.prefix_range(kind + _POSITION.pack(number))):
-                if keys.decode_stream_index_key(key)[3] in unreadable:
-                    batch.delete(FAMILY, key)
 
     def _insert(
         self,
@@ -596,5 +599,5 @@ class StreamIndex:
 
     def _written(self) -> None:
         """Look-ups by key, tag and time go to the store only."""
-        if self._rows:
+        if self.rows:
             self.flush()

@@ -20,6 +20,7 @@ from basaltmq.log.columnar import ColumnBatch
 from basaltmq.log.frame import REWRITTEN, Header
 from basaltmq.log.record import NEVER
 from basaltmq.store import keys
+from basaltmq.store.api import Reader
 from basaltmq.store.batch import PUT, Batch
 from basaltmq.store.families import Family
 from basaltmq.streams.adapter import hash64
@@ -54,17 +55,8 @@ class Entry(NamedTuple):
     flags: int
 
     def encode(self) -> bytes:
-        return _ENTRY.pack(
-            self.position,
-            self.base_offset,
-            self.size_bytes,
-            self.records,
-            self.timestamp_max_ms,
-            self.store_time_ms,
-            self.tag_mask,
-            self.expire_min_ms,
-            self.flags,
-        )
+        _, base, position, size, records, time_ms, stored_ms, mask, expire_ms, flags = self
+        return _ENTRY.pack(position, base, size, records, time_ms, stored_ms, mask, expire_ms, flags)
 
     @classmethod
     def decode(cls, last_offset: int, raw: bytes) -> Entry:
@@ -185,8 +177,25 @@ class Words:
             put((PUT, FAMILY, keys.stream_index_key(b"G", shard, hashed, last_offset), b""))
         return len(self.key_hashes) + len(self.tag_hashes)
 
+    def delete(self, batch: Batch, shard: int, last_offset: int) -> None:
+        """Take away the rows a frame was found by."""
+        for kind, hashes in ((b"K", self.key_hashes), (b"G", self.tag_hashes)):
+            for hashed in hashes:
+                batch.delete(FAMILY, keys.stream_index_key(kind, shard, hashed, last_offset))
+
 
 NO_WORDS: Final = Words(None, ShardConfig())
+
+
+def delete_words_of(store: Reader, batch: Batch, shard: int, unreadable: Collection[int]) -> None:
+    """Frames that cannot be read do not say which keys they had: look through all of the shard's rows."""
+    if not unreadable:
+        return
+    for kind in (b"K", b"G"):
+        start, end = keys.prefix_range(keys.stream_index_key(kind, shard, 0, 0)[:9])
+        for key, _ in store.scan(FAMILY, start, end):
+            if keys.decode_stream_index_key(key)[3] in unreadable:
+                batch.delete(FAMILY, key)
 
 
 def first_expiry(batch: ColumnBatch | None, base_offset: int, start: int = 0, deleted: Collection[int] = ()) -> int:

@@ -17,6 +17,7 @@ from basaltmq.store.families import Family
 from basaltmq.streams.index_rows import SegmentStats
 
 FAMILY: Final = Family.STREAM_INDEX
+_NOWHERE: Final = (-1, -1)
 
 
 class SegmentSums:
@@ -26,6 +27,9 @@ class SegmentSums:
         rows = store.scan(FAMILY, *keys.prefix_range(b"S"))
         self._stats = {keys.decode_log_segment_key(key): SegmentStats(raw) for key, raw in rows}
         self._changed: set[tuple[int, int]] = set()
+        self.last_at = _NOWHERE
+        self.last = SegmentStats()
+        """The sums changed last, so that a run of frames finds them at once."""
 
     def get(self, lane: int, segment: int) -> SegmentStats | None:
         return self._stats.get((lane, segment))
@@ -41,23 +45,24 @@ class SegmentSums:
         garbage_bytes: int,
     ) -> None:
         """A frame is in the segment, so much of it garbage."""
+        stats = self.of(lane, segment)
+        stats.add(size_bytes, time_min_ms, time_max_ms, stored_ms)
+        stats.garbage_bytes += garbage_bytes
+
+    def of(self, lane: int, segment: int) -> SegmentStats:
+        """The sums of a segment, to be changed."""
         at = (lane, segment)
         stats = self._stats.get(at)
         if stats is None:
             stats = self._stats[at] = SegmentStats()
-        stats.add(size_bytes, time_min_ms, time_max_ms, stored_ms)
-        if garbage_bytes:
-            stats.garbage_bytes += garbage_bytes
         self._changed.add(at)
+        self.last_at = at
+        self.last = stats
+        return stats
 
     def merge(self, lane: int, segment: int, stats: SegmentStats) -> None:
         """Frames are in the segment that add up to this."""
-        at = (lane, segment)
-        known = self._stats.get(at)
-        if known is None:
-            known = self._stats[at] = SegmentStats()
-        known.merge(stats)
-        self._changed.add(at)
+        self.of(lane, segment).merge(stats)
 
     def waste(self, lane: int, segment: int, size_bytes: int) -> None:
         """Bytes of a segment have become garbage; nothing if it is gone."""
@@ -74,10 +79,12 @@ class SegmentSums:
         )
 
     def forget(self, lane: int, segment: int) -> None:
+        self.last_at = _NOWHERE
         self._stats.pop((lane, segment), None)
         self._changed.discard((lane, segment))
 
     def clear(self) -> None:
+        self.last_at = _NOWHERE
         self._stats.clear()
         self._changed.clear()
 
@@ -87,4 +94,5 @@ class SegmentSums:
             batch.put(FAMILY, keys.log_segment_key(*at), self._stats[at].encode())
 
     def written(self) -> None:
+        self.last_at = _NOWHERE
         self._changed.clear()

@@ -44,7 +44,6 @@ from basaltmq.log.frame import (
     TRIM,
     Header,
     decode_header,
-    encode_batch,
     encode_deletes,
     encode_frame,
     frame_bytes,
@@ -68,7 +67,7 @@ from basaltmq.streams.adapter import (
 from basaltmq.streams.durability import Durability
 from basaltmq.streams.index import StreamIndex
 from basaltmq.streams.index_rows import NO_WORDS, Entry, Words, first_expiry
-from basaltmq.streams.leaders import Leaders
+from basaltmq.streams.leaders import HERE, Leaders
 from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.segment_batches import DELTA_MAX, as_columns, offset_runs
 from basaltmq.streams.segment_cleaner import SegmentCleaner
@@ -93,6 +92,7 @@ TRIM_FRAMES: Final = 10_000
 """Frames that leave the index in one batch."""
 
 _COLUMNS_ONLY_VALUES: Final = 3
+_SYNCED: Final = Durability.SYNCED
 
 
 class SegmentEngine(SegmentReader):
@@ -186,35 +186,27 @@ class SegmentEngine(SegmentReader):
         return self.batch_write(shard, (record,), durability)
 
     def batch_write(self, shard: int, records: Records, durability: Durability | None = None) -> Append:
-        self._require_leader(shard)
+        if self._leaders.leader_of(shard) != HERE:
+            self._require_leader(shard)
         state = self._states.get(shard)
         config = state.config
         level = config.durability if durability is None else durability
         now_ms = self._clock_ms()
         batch = as_columns(records, now_ms, config.record_bytes_max)
         words = NO_WORDS if len(batch.extents) == _COLUMNS_ONLY_VALUES else Words(batch, config)
-        lane = self.lanes[state.lane]
-        count = batch.count
         with state.lock:
-            state.require()
+            if state.is_deleted:
+                state.require()
             base = state.next_offset
-            last = base + count - 1
+            last = base + batch.count - 1
             if last >= OFFSET_MAX:
                 raise InvalidArgumentError(f"shard {shard} has used up its offsets")
-            parts = encode_frame(
-                lane.log.seed,
-                COLUMNAR,
-                shard,
-                base,
-                count,
-                count - 1,
-                batch.timestamp_min_ms,
-                batch.timestamp_max_ms,
-                now_ms,
-                batch.body,
-            )
-            self._append(lane, state, parts, batch, base, last, now_ms, words, config)
+            lane = self._append(state, batch, base, last, now_ms, words)
             state.next_offset = last + 1
+            if level is not _SYNCED and not state.unsynced:
+                # Nothing before it waits: visible at once, and no sync has to be told.
+                state.high_watermark = last + 1
+                return Append(shard, base, last, level)
             sequence = lane.watermarks.written(state, base, level)
         lane.watermarks.hold()
         return Append(shard, base, last, level, sequence)
@@ -235,9 +227,7 @@ class SegmentEngine(SegmentReader):
             for run in offset_runs(base, records):
                 begin = max(state.next_offset, run[-1].offset - DELTA_MAX)
                 batch = ColumnBatch.from_records(run, now_ms, [record.offset - begin for record in run])
-                parts = encode_batch(lane.log.seed, shard, begin, batch, now_ms)
-                words = Words(batch, config)
-                self._append(lane, state, parts, batch, begin, run[-1].offset, now_ms, words, config)
+                self._append(state, batch, begin, run[-1].offset, now_ms, Words(batch, config))
                 state.next_offset = run[-1].offset + 1
             if state.next_offset < next_offset:
                 # Offsets without records at the end are in no frame.
@@ -249,36 +239,34 @@ class SegmentEngine(SegmentReader):
         return Append(shard, base, next_offset - 1, Durability.SYNCED, sequence)
 
     def _append(
-        self,
-        lane: LogLane,
-        state: SegmentShard,
-        parts: tuple[bytes, ...],
-        batch: ColumnBatch,
-        base: int,
-        last: int,
-        now_ms: int,
-        words: Words,
-        config: ShardConfig,
-    ) -> None:
-        """A frame of records to the log and into the index. Under the shard's lock."""
-        size = frame_bytes(len(batch.body))
-        expire_ms = first_expiry(batch, base) if EXPIRIES in batch.extents else NEVER
-        index = self.index
+        self, state: SegmentShard, batch: ColumnBatch, base: int, last: int, now_ms: int, words: Words
+    ) -> LogLane:
+        """A frame of records to the log and into the index; the lane it went to. Under the shard's lock."""
+        lane = self.lanes[state.lane]
         log = lane.log
+        index = self.index
+        count = batch.count
+        body = batch.body
+        time_min_ms = batch.timestamp_min_ms
+        time_max_ms = batch.timestamp_max_ms
+        expire_ms = first_expiry(batch, base) if EXPIRIES in batch.extents else NEVER
+        parts = encode_frame(
+            log.seed, COLUMNAR, state.number, base, count, last - base, time_min_ms, time_max_ms, now_ms, body
+        )
+        size = frame_bytes(len(body))
         with lane.lock:
-            index.make_room()
-            position = log.append(parts, size)
-            time_max_ms = batch.timestamp_max_ms
-            entry = Entry(
-                last, base, position, size, batch.count, time_max_ms, now_ms, words.tag_mask, expire_ms, words.flags
+            if index.rows >= index.rows_max:
+                index.flush()
+            position = log.append(parts, size, now_ms)
+            segment = log.active_start
+            # As Entry(...) makes it, without the Python around.
+            entry = tuple.__new__(
+                Entry, (last, base, position, size, count, time_max_ms, now_ms, words.tag_mask, expire_ms, words.flags)
             )
-            with index.lock:
-                index.note(
-                    lane.number, log.active_start, position, size, batch.timestamp_min_ms, time_max_ms, now_ms, 0
-                )
-                index.add(state, entry, words, config)
-            if position == log.active_start and position:
+            index.append(lane.number, segment, state, entry, time_min_ms, words)
+            if position == segment and position:
                 lane.sync_soon()
+        return lane
 
     def wait(self, append: Append) -> None:
         if append.durability is Durability.SYNCED:

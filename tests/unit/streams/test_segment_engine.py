@@ -103,7 +103,7 @@ def test_a_store_that_stalls_refuses_the_write_and_loses_nothing(
     shard = rig.shard()
     for _ in range(4):
         rig.put(shard, Record(b"x", timestamp_ms=1))
-    monkeypatch.setattr(rig.engine.index, "_rows_max", 4)
+    monkeypatch.setattr(rig.engine.index, "rows_max", 4)
 
     def stalled(*_: Any, **__: Any) -> None:
         raise StoreStalledError("behind")
