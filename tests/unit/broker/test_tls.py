@@ -1,0 +1,79 @@
+"""TLS files: what is wrong with them is said, a reload changes nothing unless it works, and expiry is seen."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import time
+from pathlib import Path
+
+import pytest
+
+from basaltmq.broker.config import Tls
+from basaltmq.broker.tls import expires_at_s, reload_files, server_context
+from basaltmq.errors import InvalidConfigError
+
+FILES = Path(__file__).parents[2] / "fixtures" / "tls"
+GOOD = Tls(certificate=FILES / "server.pem", key=FILES / "server.key")
+
+
+def test_clients_are_asked_as_the_settings_say() -> None:
+    assert server_context(GOOD).verify_mode is ssl.CERT_NONE
+    strict = Tls(GOOD.certificate, GOOD.key, FILES / "authority.pem", "require", "1.3")
+    context = server_context(strict)
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_3
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (Tls(), "give both PEM files"),
+        (Tls(FILES / "nowhere.pem", GOOD.key), r"tls\.certificate .*nowhere\.pem cannot be read: No such file"),
+        (Tls(GOOD.certificate, FILES / "client.key"), "do not work together: key values mismatch"),
+        (Tls(FILES / "README.md", GOOD.key), "do not work together"),
+        (Tls(GOOD.certificate, GOOD.key, FILES / "README.md"), "holds no certificates"),
+    ],
+)
+def test_files_that_do_not_work_are_named(settings: Tls, said: str) -> None:
+    with pytest.raises(InvalidConfigError, match=said):
+        server_context(settings)
+
+
+def test_a_failed_reload_leaves_the_context_as_it_was(tmp_path: Path) -> None:
+    for name in ("server.pem", "server.key"):
+        shutil.copy(FILES / name, tmp_path)
+    settings = Tls(tmp_path / "server.pem", tmp_path / "server.key")
+    context = server_context(settings)
+    shutil.copy(FILES / "client.key", tmp_path / "server.key")
+    with pytest.raises(InvalidConfigError):
+        reload_files(context, settings)
+    assert _shown_by(context) == _shown_by(server_context(GOOD))
+    for name in ("pem", "key"):
+        shutil.copy(FILES / f"client.{name}", tmp_path / f"server.{name}")
+    reload_files(context, settings)
+    assert _shown_by(context) != _shown_by(server_context(GOOD))
+
+
+def _shown_by(server: ssl.SSLContext) -> bytes:
+    """The certificate a context shows to whoever connects."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_mode = ssl.CERT_NONE
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    left, right = client.wrap_bio(down, up), server.wrap_bio(up, down, server_side=True)
+    for _ in range(4):
+        for side in (left, right):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    shown = left.getpeercert(binary_form=True)
+    assert shown
+    return shown
+
+
+def test_when_a_certificate_ends_is_known_and_one_that_ended_is_refused() -> None:
+    assert expires_at_s(GOOD) > time.time() + 50 * 365 * 86_400
+    with pytest.raises(InvalidConfigError, match="certificate has expired"):
+        expires_at_s(Tls(FILES / "expired.pem", GOOD.key))
