@@ -115,6 +115,11 @@ class FairScheduler:
         entry = self._entries.get(key)
         return None if entry is None else entry.weight_wanted
 
+    def deficit(self, key: str) -> int:
+        """What the key has left of its round, in units of weight; 0 for a key that is not known."""
+        entry = self._entries.get(key)
+        return 0 if entry is None else entry.deficit
+
     def ready(self, key: str, weight: int | None = None) -> None:
         """The key has something to deliver. With `weight` as `set_weight`; a key not known gets 1 without."""
         entry = self._entries.get(key)

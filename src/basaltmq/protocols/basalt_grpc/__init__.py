@@ -1,0 +1,1 @@
+"""Lease queues over gRPC in batches, with fencing tokens (`basalt.v1`)."""

@@ -1,0 +1,95 @@
+"""Streaming produce: batches in, confirms out, in the same order.
+
+    client ──> read a batch ──> gathered write (tick.py) ──> in flight ──> confirmed in order ──> client
+                   ^                                            │
+                   └────────── read on only while what is in flight is within the window
+
+The window is what flow control is: past it the server does not read, the transport's own window fills, and the client's
+writes wait. A batch that is refused is answered with its error, and the stream goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import suppress
+from typing import Final
+
+from basaltmq.errors import BasaltError
+from basaltmq.protocols.basalt_grpc.drafts import drafts_of
+from basaltmq.protocols.fila.access import Caller
+from basaltmq.protocols.fila.calls import queue_name
+from basaltmq.protocols.fila.tick import Tick
+from basaltmq.wire import basalt_pb2 as wire
+
+WINDOW_BATCHES: Final = 64
+"""Batches of one stream that wait for the disk: several syncs of a busy producer."""
+
+WINDOW_BYTES: Final = 8 << 20
+"""And their size: what one stream may hold of the server's memory."""
+
+
+class _InFlight:
+    """A batch that waits for the disk."""
+
+    __slots__ = ("future", "number", "size_bytes")
+
+    def __init__(self, number: int, future: asyncio.Future[list[bytes]], size_bytes: int) -> None:
+        self.number = number
+        self.future = future
+        self.size_bytes = size_bytes
+
+
+class Produce:
+    """The Produce call."""
+
+    def __init__(self, tick: Tick, require_room: Callable[[], None]) -> None:
+        self._tick = tick
+        self._require_room = require_room
+
+    async def run(
+        self, requests: AsyncIterator[wire.ProduceRequest], caller: Caller
+    ) -> AsyncGenerator[wire.ProduceResponse, None]:
+        loop = asyncio.get_running_loop()
+        in_flight: asyncio.Queue[_InFlight | None] = asyncio.Queue()
+        room = asyncio.Event()
+        held_bytes = 0
+
+        async def read() -> None:
+            nonlocal held_bytes
+            try:
+                async for request in requests:
+                    size_bytes = request.ByteSize()
+                    try:
+                        future = self._begin(request.batch, caller)
+                    except BasaltError as error:
+                        future = loop.create_future()
+                        future.set_exception(error)
+                    held_bytes += size_bytes
+                    in_flight.put_nowait(_InFlight(request.number, future, size_bytes))
+                    while in_flight.qsize() >= WINDOW_BATCHES or held_bytes >= WINDOW_BYTES:
+                        room.clear()
+                        await room.wait()
+            finally:
+                in_flight.put_nowait(None)
+
+        reading = asyncio.ensure_future(read())
+        try:
+            while (batch := await in_flight.get()) is not None:
+                try:
+                    yield wire.ProduceResponse(number=batch.number, ids=await batch.future)
+                except BasaltError as error:
+                    yield wire.ProduceResponse(number=batch.number, error_code=error.code, error_text=str(error))
+                held_bytes -= batch.size_bytes
+                room.set()
+            await reading
+        finally:
+            reading.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await reading
+
+    def _begin(self, batch: wire.EnqueueBatchRequest, caller: Caller) -> asyncio.Future[list[bytes]]:
+        queue = queue_name(batch.queue)
+        caller.require("produce", queue)
+        self._require_room()
+        return self._tick.enqueue(queue, drafts_of(batch))

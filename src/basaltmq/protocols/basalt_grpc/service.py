@@ -1,0 +1,217 @@
+"""basalt.v1.Queues: batches, leases with fencing tokens, long polls."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from grpc import RpcMethodHandler
+
+from basaltmq.errors import BasaltError, InvalidArgumentError, LimitExceededError, StaleLeaseError, StoreClosedError
+from basaltmq.ids import ID_BYTES
+from basaltmq.protocols.basalt_grpc.attendances import Attendances
+from basaltmq.protocols.basalt_grpc.drafts import drafts_of
+from basaltmq.protocols.basalt_grpc.produce import Produce
+from basaltmq.protocols.fila.access import Caller
+from basaltmq.protocols.fila.calls import Calls, queue_name
+from basaltmq.protocols.fila.service import opened
+from basaltmq.protocols.fila.takers import Takers
+from basaltmq.protocols.fila.tick import Tick
+from basaltmq.queues.config import DURATION_MS_MAX
+from basaltmq.queues.delivery import Delivery
+from basaltmq.queues.leases import LEASE_MAX
+from basaltmq.queues.plane import QueuePlane
+from basaltmq.wire import basalt_pb2 as wire
+
+SERVICE: Final = "basalt.v1.Queues"
+
+WAIT_MS_MAX: Final = 24 * 3600 * 1000
+"""A day: a poll longer than that is a client that forgot about it."""
+
+CONSUMER_CHARACTERS_MAX: Final = 255
+ERROR_CHARACTERS_MAX: Final = 64 << 10
+
+_MS: Final = 1_000_000
+
+
+class QueuesService:
+    """Queues for workers."""
+
+    def __init__(
+        self,
+        plane: QueuePlane,
+        tick: Tick,
+        takers: Takers,
+        require_room: Callable[[], None],
+        clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """`require_room` raises while publishers are held."""
+        self._plane = plane
+        self._tick = tick
+        self._takers = takers
+        self._require_room = require_room
+        self._clock_ns = clock_ns
+        self._attendances = Attendances(plane, clock_ns())
+        self._closing = asyncio.Event()
+
+    def methods(self, calls: Calls) -> dict[str, RpcMethodHandler[Any, Any]]:
+        produce = Produce(self._tick, self._require_room)
+        return {
+            "EnqueueBatch": calls.unary(wire.EnqueueBatchRequest, self.enqueue_batch),
+            "Produce": calls.both_streams(wire.ProduceRequest, produce.run),
+            "Lease": calls.unary(wire.LeaseRequest, self.lease),
+            "AckBatch": calls.unary(wire.AckBatchRequest, self.ack_batch),
+            "NackBatch": calls.unary(wire.NackBatchRequest, self.nack_batch),
+            "ReleaseBatch": calls.unary(wire.ReleaseBatchRequest, self.release_batch),
+            "Extend": calls.unary(wire.ExtendRequest, self.extend),
+            "Attend": calls.answer_stream(wire.AttendRequest, self.attend),
+        }
+
+    def close(self) -> None:
+        """End attendances and polls."""
+        self._closing.set()
+
+    async def enqueue_batch(self, request: wire.EnqueueBatchRequest, caller: Caller) -> wire.EnqueueBatchResponse:
+        queue = queue_name(request.queue)
+        caller.require("produce", queue)
+        self._require_room()
+        return wire.EnqueueBatchResponse(ids=await self._tick.enqueue(queue, drafts_of(request)))
+
+    async def lease(self, request: wire.LeaseRequest, caller: Caller) -> wire.LeaseResponse:
+        queue = queue_name(request.queue)
+        caller.require("consume", queue)
+        count = request.max or 1
+        if count > LEASE_MAX:
+            raise LimitExceededError(f"a lease of {count} messages: at most {LEASE_MAX} in one call")
+        if len(request.consumer) > CONSUMER_CHARACTERS_MAX:
+            raise InvalidArgumentError(f"the name of a consumer has at most {CONSUMER_CHARACTERS_MAX} characters")
+        attendance = self._attendances.require(request.attendance, caller.peer) if request.attendance else None
+        visibility_ms = _visibility_ms(request.visibility_ms) or self._plane.get(queue).visibility_timeout_ms
+        found = await self._take(
+            queue, count, request.consumer or caller.peer, visibility_ms, min(request.wait_ms, WAIT_MS_MAX)
+        )
+        if not found:
+            return wire.LeaseResponse()
+        token = found[0].token
+        if attendance is not None:
+            if attendance.number not in self._attendances:
+                with suppress(BasaltError):
+                    self._plane.release(queue, token)
+                return wire.LeaseResponse()
+            now_ns = self._clock_ns()
+            self._attendances.sweep(attendance, now_ns)
+            self._attendances.leased(attendance, queue, token, len(found), now_ns + visibility_ms * _MS)
+        has_priorities = bool(self._plane.get(queue).priorities_max)
+        messages = [_message(each, has_priorities) for each in found]
+        return wire.LeaseResponse(token=token, messages=messages, visibility_ms=visibility_ms)
+
+    async def _take(self, queue: str, count: int, consumer: str, visibility_ms: int, wait_ms: int) -> list[Delivery]:
+        found = await self._takers.take(queue, count, consumer=consumer, visibility_ms=visibility_ms, timeout_s=0)
+        if found or not wait_ms:
+            return found
+        taking = asyncio.ensure_future(
+            self._takers.take(queue, count, consumer=consumer, visibility_ms=visibility_ms, timeout_s=wait_ms / 1000)
+        )
+        closing = asyncio.ensure_future(self._closing.wait())
+        try:
+            await asyncio.wait((taking, closing), return_when=asyncio.FIRST_COMPLETED)
+            if not taking.done():
+                raise StoreClosedError("the broker is stopping; connect again")
+            return taking.result()
+        except asyncio.CancelledError:
+            if taking.done() and not taking.cancelled() and taking.exception() is None:
+                for delivery in taking.result()[:1]:
+                    with suppress(BasaltError):
+                        self._plane.release(queue, delivery.token)
+            raise
+        finally:
+            closing.cancel()
+            taking.cancel()
+
+    async def ack_batch(self, request: wire.AckBatchRequest, caller: Caller) -> wire.SettleResponse:
+        ids = _ids(request.ids)
+        return self._settle(
+            request.queue, request.token, caller, lambda queue: self._plane.ack(queue, request.token, ids)
+        )
+
+    async def nack_batch(self, request: wire.NackBatchRequest, caller: Caller) -> wire.SettleResponse:
+        ids = _ids(request.ids)
+        if request.delay_ms > DURATION_MS_MAX:
+            raise InvalidArgumentError(f"a delay is 0 to {DURATION_MS_MAX} ms, not {request.delay_ms}")
+        error = request.error[:ERROR_CHARACTERS_MAX]
+        return self._settle(
+            request.queue,
+            request.token,
+            caller,
+            lambda queue: self._plane.nack(
+                queue, request.token, ids, error=error, delay_ms=request.delay_ms, reject=request.reject
+            ),
+        )
+
+    async def release_batch(self, request: wire.ReleaseBatchRequest, caller: Caller) -> wire.SettleResponse:
+        ids = _ids(request.ids)
+        return self._settle(
+            request.queue, request.token, caller, lambda queue: self._plane.release(queue, request.token, ids)
+        )
+
+    def _settle(self, name: str, token: int, caller: Caller, settle: Callable[[str], int]) -> wire.SettleResponse:
+        queue = queue_name(name)
+        caller.require("consume", queue)
+        try:
+            count = settle(queue)
+        except StaleLeaseError:
+            self._plane.get(queue)
+            raise
+        self._attendances.settled(queue, token, count)
+        return wire.SettleResponse(count=count)
+
+    async def extend(self, request: wire.ExtendRequest, caller: Caller) -> wire.ExtendResponse:
+        queue = queue_name(request.queue)
+        caller.require("consume", queue)
+        ids = _ids(request.ids)
+        visibility_ms = _visibility_ms(request.visibility_ms) or self._plane.get(queue).visibility_timeout_ms
+        token = self._plane.extend(queue, request.token, visibility_ms, ids)
+        expires_ns = self._clock_ns() + visibility_ms * _MS
+        self._attendances.extended(queue, request.token, token, None if ids is None else len(ids), expires_ns)
+        return wire.ExtendResponse(token=token)
+
+    async def attend(self, request: wire.AttendRequest, caller: Caller) -> AsyncGenerator[bytes, None]:
+        attendance = self._attendances.begin(caller.peer)
+        try:
+            yield wire.AttendResponse(attendance=attendance.number).SerializeToString()
+            await self._closing.wait()
+            raise StoreClosedError("the broker is stopping; connect again")
+        finally:
+            self._attendances.end(attendance)
+
+
+def _visibility_ms(asked_ms: int) -> int:
+    if asked_ms > DURATION_MS_MAX:
+        raise InvalidArgumentError(f"a lease lasts up to {DURATION_MS_MAX} ms, not {asked_ms}")
+    return asked_ms
+
+
+def _ids(given: Sequence[bytes]) -> list[bytes] | None:
+    """The messages named; None for all of a lease."""
+    ids = list(given)
+    for each in ids:
+        if len(each) != ID_BYTES:
+            raise InvalidArgumentError(f"a message id is {ID_BYTES} bytes, not {len(each)}")
+    return ids or None
+
+
+def _message(delivery: Delivery, has_priorities: bool) -> wire.Message:
+    message = opened(delivery, has_priorities=has_priorities)
+    return wire.Message(
+        id=message.id,
+        payload=message.payload,
+        headers=message.headers,
+        fairness_key=message.fairness_key,
+        weight=message.weight,
+        attempts=message.attempts,
+        priority=message.priority,
+        enqueued_ns=message.enqueued_ns,
+    )

@@ -1,0 +1,127 @@
+"""fila.v1.FilaService: enqueue, consume, ack, nack, one message at a time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any, Final
+
+from grpc import RpcMethodHandler
+
+from basaltmq.errors import LimitExceededError
+from basaltmq.ids import format_id, parse_id
+from basaltmq.protocols.fila.access import Caller
+from basaltmq.protocols.fila.calls import Calls, queue_name
+from basaltmq.protocols.fila.streams import Streams
+from basaltmq.protocols.fila.tick import Tick
+from basaltmq.queues.delivery import Delivery
+from basaltmq.queues.draft import Draft
+from basaltmq.queues.message import Message
+from basaltmq.queues.plane import QueuePlane
+from basaltmq.queues.rows import split_sub_queue
+from basaltmq.store.keys import decode_message_key
+from basaltmq.wire import fila_wire_pb2 as wire
+
+SERVICE: Final = "fila.v1.FilaService"
+
+MESSAGE_BYTES_MAX: Final = (4 << 20) - (64 << 10)
+"""Payload and headers of a message: a gRPC client takes 4 MiB in one answer unless told otherwise, and the rest of the
+answer needs some room. A larger message could be enqueued and never be consumed."""
+
+_SECOND_NS: Final = 1_000_000_000
+
+
+class FilaService:
+    """The hot path."""
+
+    def __init__(
+        self,
+        plane: QueuePlane,
+        tick: Tick,
+        streams: Streams,
+        require_room: Callable[[], None],
+        clock_ns: Callable[[], int],
+    ) -> None:
+        """`require_room` raises while publishers are held."""
+        self._plane = plane
+        self._tick = tick
+        self._streams = streams
+        self._require_room = require_room
+        self._clock_ns = clock_ns
+
+    def methods(self, calls: Calls) -> dict[str, RpcMethodHandler[Any, Any]]:
+        return {
+            "Enqueue": calls.unary(wire.EnqueueRequest, self.enqueue),
+            "Consume": calls.answer_stream(wire.ConsumeRequest, self.consume),
+            "Ack": calls.unary(wire.AckRequest, self.ack),
+            "Nack": calls.unary(wire.NackRequest, self.nack),
+        }
+
+    async def enqueue(self, request: wire.EnqueueRequest, caller: Caller) -> wire.EnqueueResponse:
+        queue = queue_name(request.queue)
+        caller.require("produce", queue)
+        self._require_room()
+        headers = dict(request.headers)
+        payload = request.payload
+        size_bytes = request.ByteSize()
+        if size_bytes > MESSAGE_BYTES_MAX:
+            raise LimitExceededError(
+                f"a message of {size_bytes} bytes is over the limit of {MESSAGE_BYTES_MAX} of this service: clients "
+                "could not receive it"
+            )
+        draft = Draft(payload=payload, headers=headers) if headers else payload
+        ids = await self._tick.enqueue(queue, [draft])
+        return wire.EnqueueResponse(message_id=format_id(ids[0]))
+
+    async def consume(self, request: wire.ConsumeRequest, caller: Caller) -> AsyncGenerator[bytes, None]:
+        queue = queue_name(request.queue)
+        caller.require("consume", queue)
+        async with aclosing(self._streams.consume(queue, caller)) as deliveries:
+            async for delivery in deliveries:
+                yield self._answer(queue, delivery)
+
+    def _answer(self, queue: str, delivery: Delivery) -> bytes:
+        message = opened(delivery, has_priorities=bool(self._plane.get(queue).priorities_max))
+        answer = wire.ConsumeResponse(
+            message=wire.Message(
+                id=format_id(message.id),
+                headers=message.headers,
+                payload=message.payload,
+                metadata=wire.Metadata(
+                    fairness_key=message.fairness_key,
+                    weight=message.weight,
+                    throttle_keys=message.throttle_keys,
+                    attempt_count=message.attempts,
+                    queue_id=queue,
+                ),
+            )
+        )
+        times = answer.message.timestamps
+        times.enqueued_at.seconds, times.enqueued_at.nanos = divmod(message.enqueued_ns, _SECOND_NS)
+        times.leased_at.seconds, times.leased_at.nanos = divmod(self._clock_ns(), _SECOND_NS)
+        return answer.SerializeToString()
+
+    async def ack(self, request: wire.AckRequest, caller: Caller) -> wire.AckResponse:
+        queue = queue_name(request.queue)
+        caller.require("consume", queue)
+        message_id = parse_id(request.message_id)
+        self._streams.settle(queue, message_id, caller, lambda token: self._plane.ack(queue, token, [message_id]))
+        return wire.AckResponse()
+
+    async def nack(self, request: wire.NackRequest, caller: Caller) -> wire.NackResponse:
+        queue = queue_name(request.queue)
+        caller.require("consume", queue)
+        message_id = parse_id(request.message_id)
+        error = request.error
+        self._streams.settle(
+            queue, message_id, caller, lambda token: self._plane.nack(queue, token, [message_id], error=error)
+        )
+        return wire.NackResponse()
+
+
+def opened(delivery: Delivery, *, has_priorities: bool) -> Message:
+    """The message of a delivery, with the fairness key its publisher gave it."""
+    message = delivery.message()
+    if has_priorities and message.fairness_key == decode_message_key(delivery.key)[1]:
+        message.fairness_key = split_sub_queue(message.fairness_key)[1]
+    return message

@@ -1,0 +1,153 @@
+"""Enqueues of many callers as one write: what arrives in one turn of the loop is one batch, and waits for one sync.
+
+    Enqueue, EnqueueBatch, Produce ─> gathered for the rest of the turn ─> one change ─> one sync ─> answers
+
+Calls stay apart in their errors. If the change of all is refused, each queue is tried alone, and then each call: only
+the culprit fails. A queue that refuses what is over its limit gets its calls one by one from the start, because the
+refusal is of the call.
+
+A caller that goes away does not take its messages back: they are written, and nobody is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from basaltmq.errors import BasaltError
+from basaltmq.queues.config import Durability, Overflow
+from basaltmq.queues.draft import Draft
+from basaltmq.queues.plane import QueuePlane
+from basaltmq.store.commit import GroupCommit
+
+GROUP_MAX: Final = 5_000
+"""Messages of one queue written together: under what one call of the plane takes, and some tens of milliseconds."""
+
+
+class _Call(NamedTuple):
+    drafts: Sequence[Draft | bytes]
+    future: asyncio.Future[list[bytes]]
+
+
+class Tick:
+    """Gathers enqueues of one loop."""
+
+    def __init__(self, plane: QueuePlane, commit: GroupCommit, loop: asyncio.AbstractEventLoop) -> None:
+        self._plane = plane
+        self._commit = commit
+        self._loop = loop
+        self._gathered: dict[str, list[_Call]] = {}
+        self.writes = 0
+        """Turns of the loop that wrote something."""
+
+    def enqueue(self, queue: str, drafts: Sequence[Draft | bytes]) -> asyncio.Future[list[bytes]]:
+        """Add messages; their ids once they are as durable as the queue promises. All or none."""
+        if not self._gathered:
+            self._loop.call_soon(self._end)
+        future: asyncio.Future[list[bytes]] = self._loop.create_future()
+        self._gathered.setdefault(queue, []).append(_Call(drafts, future))
+        return future
+
+    def _end(self) -> None:
+        gathered, self._gathered = self._gathered, {}
+        try:
+            self._write_gathered(gathered)
+        except Exception as error:
+            # Nobody may be left waiting; each of them reports it.
+            for calls in gathered.values():
+                _fail(calls, error)
+
+    def _write_gathered(self, gathered: dict[str, list[_Call]]) -> None:
+        self.writes += 1
+        groups: list[tuple[str, list[_Call]]] = []
+        levels: dict[str, Durability] = {}
+        for queue, calls in gathered.items():
+            try:
+                config = self._plane.get(queue)
+            except BasaltError as error:
+                _fail(calls, error)
+                continue
+            levels[queue] = config.durability
+            is_refusing = config.overflow is not Overflow.DROP_HEAD
+            groups += [(queue, part) for part in _parts(calls, 1 if is_refusing else GROUP_MAX)]
+        self._answer(self._write(groups), levels)
+
+    def _write(self, groups: list[tuple[str, list[_Call]]]) -> list[tuple[str, _Call, list[bytes]]]:
+        """Write groups of calls, together if they can be; those written, with their ids."""
+        if len(groups) > 1 and len({queue for queue, _ in groups}) == len(groups):
+            try:
+                with self._plane.change():
+                    return [each for queue, calls in groups for each in self._enqueue(queue, calls)]
+            except BasaltError:
+                # Somebody's fault: each queue alone tells whose.
+                pass
+        written: list[tuple[str, _Call, list[bytes]]] = []
+        for queue, calls in groups:
+            try:
+                written += self._enqueue(queue, calls)
+            except BasaltError as error:
+                if len(calls) == 1:
+                    _fail(calls, error)
+                else:
+                    written += self._write([(queue, [call]) for call in calls])
+        return written
+
+    def _enqueue(self, queue: str, calls: list[_Call]) -> list[tuple[str, _Call, list[bytes]]]:
+        if len(calls) == 1:
+            drafts = calls[0].drafts
+            return [(queue, calls[0], self._plane.enqueue(queue, drafts, durability=Durability.WRITTEN))]
+        drafts = [draft for call in calls for draft in call.drafts]
+        ids = self._plane.enqueue(queue, drafts, durability=Durability.WRITTEN)
+        written: list[tuple[str, _Call, list[bytes]]] = []
+        at = 0
+        for call in calls:
+            written.append((queue, call, ids[at : at + len(call.drafts)]))
+            at += len(call.drafts)
+        return written
+
+    def _answer(self, written: list[tuple[str, _Call, list[bytes]]], levels: dict[str, Durability]) -> None:
+        waiting = []
+        for queue, call, ids in written:
+            if levels[queue] is Durability.SYNCED:
+                waiting.append((call, ids))
+            elif not call.future.done():
+                call.future.set_result(ids)
+        if not waiting:
+            return
+        try:
+            durable = self._commit.durable()
+        except BasaltError as error:
+            _fail([call for call, _ in waiting], error)
+            return
+
+        def tell(durable: asyncio.Future[None]) -> None:
+            error = durable.exception()
+            for call, ids in waiting:
+                if call.future.done():
+                    continue
+                if error is None:
+                    call.future.set_result(ids)
+                else:
+                    call.future.set_exception(error)
+
+        durable.add_done_callback(tell)
+
+
+def _parts(calls: list[_Call], count_max: int) -> list[list[_Call]]:
+    """Calls in groups of about so many messages."""
+    parts: list[list[_Call]] = []
+    room = 0
+    for call in calls:
+        if room < len(call.drafts) or not parts:
+            parts.append([])
+            room = count_max
+        parts[-1].append(call)
+        room -= max(1, len(call.drafts))
+    return parts
+
+
+def _fail(calls: Sequence[_Call], error: BaseException) -> None:
+    for call in calls:
+        if not call.future.done():
+            call.future.set_exception(error)

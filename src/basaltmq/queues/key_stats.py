@@ -1,0 +1,73 @@
+"""How the keys of a queue stand: fairness keys with what waits under each, throttle keys with their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from basaltmq.queues.fair import FairQueue
+from basaltmq.queues.priority import PriorityQueue
+from basaltmq.queues.rows import split_sub_queue
+from basaltmq.queues.throttle import TokenBuckets
+
+if TYPE_CHECKING:
+    from basaltmq.queues.queue import Queue
+
+KEYS_MAX: Final = 1_000
+"""Keys told of in one answer, those that are found first."""
+
+ROWS_MAX: Final = 20_000
+"""Rows on disk looked at for one answer: some tens of milliseconds. A count that would take more is a lower bound."""
+
+
+class FairnessKey(NamedTuple):
+    """A fairness key that has something ready."""
+
+    key: str
+    pending: int
+    deficit: int
+    weight: int
+
+
+class ThrottleKey(NamedTuple):
+    """A throttle and the whole tokens it has at this moment."""
+
+    key: str
+    tokens: int
+    rate_per_s: float
+    burst: int
+
+
+def fairness_keys(queue: Queue, now_ns: int) -> tuple[int, list[FairnessKey]]:
+    """How many keys have something ready, and the first `KEYS_MAX` of them in the order of their names."""
+    queue.settle_down(now_ns)
+    found: dict[str, FairnessKey] = {}
+    rows_left = ROWS_MAX
+    backing = queue.backing
+    assert isinstance(backing, FairQueue | PriorityQueue), f"queue {queue.name!r} has no sub-queues"
+    subs = sorted(backing.sub_queues(), key=lambda each: each[0])
+    names = {split_sub_queue(sub)[1] if queue.config.priorities_max else sub for sub, _, _, _ in subs}
+    shown = set(sorted(names)[:KEYS_MAX])
+    for sub, waiting, weight, deficit in subs:
+        key = split_sub_queue(sub)[1] if queue.config.priorities_max else sub
+        if key not in shown:
+            continue
+        resident = waiting.resident_len()
+        pending = waiting.pending(resident + rows_left)
+        rows_left -= pending - resident
+        before = found.get(key)
+        if before is not None:
+            pending += before.pending
+            deficit += before.deficit
+        found[key] = FairnessKey(key, pending, deficit, weight)
+    return len(names), sorted(found.values())
+
+
+def throttle_keys(buckets: TokenBuckets, keys: Iterable[str], now_ns: int) -> list[ThrottleKey]:
+    """The first `KEYS_MAX` throttles in the order of their names."""
+    found: list[ThrottleKey] = []
+    for key in sorted(keys)[:KEYS_MAX]:
+        limit = buckets.limit(key)
+        if limit is not None:
+            found.append(ThrottleKey(key, buckets.available(key, now_ns), limit.rate, limit.burst))
+    return found
