@@ -26,6 +26,9 @@ DURATION_MS_MAX: Final = 100 * 365 * 24 * 3600 * 1000
 SCRIPT_BYTES_MAX: Final = 256 << 10
 """A script is compiled when a queue is loaded; programs live elsewhere."""
 
+EXTRA_BYTES_MAX: Final = 1 << 20
+"""Arguments of a declaration came in one frame of a protocol."""
+
 COUNT_MAX: Final = (1 << 63) - 1
 
 
@@ -67,6 +70,10 @@ class QueueConfig(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True,
     durability: Durability = Durability.SYNCED
     dedup_window_ms: int | None = None
     """How long a publisher's deduplication id is remembered."""
+    delivery_limit: int | None = None
+    """Returns, of whatever kind, before a message is dead-lettered or dropped."""
+    extra: bytes = b""
+    """What the layer above has to remember about the queue; opaque here."""
 
     def __post_init__(self) -> None:
         _check_name("name", self.name)
@@ -80,6 +87,8 @@ class QueueConfig(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True,
                 raise InvalidConfigError(f"{field} of queue {self.name!r} is {low} to {high}, not {value!r:.80}")
         for field in ("on_enqueue_script", "on_failure_script"):
             self._check_script(field, getattr(self, field))
+        if not isinstance(self.extra, bytes) or len(self.extra) > EXTRA_BYTES_MAX:
+            raise InvalidConfigError(f"extra of queue {self.name!r} is up to {EXTRA_BYTES_MAX} bytes")
         if not isinstance(self.overflow, Overflow) or not isinstance(self.durability, Durability):
             raise InvalidConfigError(f"overflow or durability of queue {self.name!r} is not one of its values")
         if self.overflow is Overflow.REJECT_PUBLISH_DEAD_LETTER and self.dead_letter_queue is None:
@@ -103,6 +112,7 @@ _RANGES: Final = (
     ("expires_ms", 1, DURATION_MS_MAX),
     ("priorities_max", 0, 255),
     ("dedup_window_ms", 1, DURATION_MS_MAX),
+    ("delivery_limit", 0, (1 << 32) - 1),
 )
 
 

@@ -1,0 +1,69 @@
+"""From queues to consumers: who has messages and somebody to take them is served, a bounded piece per turn.
+
+A queue is looked at when the plane says that something became ready in it, or when a consumer came, got credit or
+reads again. Messages are leased for all consumers of one turn at once and dealt out in turn; so one lease serves many,
+and settling goes by lease and message id. What goes to a consumer that does not acknowledge is settled in the next
+batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from basaltmq.broker.consumer import share_out, wanted
+from basaltmq.broker.publishing import ACK, Settlement
+from basaltmq.broker.queue import BrokerQueue
+from basaltmq.errors import QueueNotFoundError
+from basaltmq.queues.plane import QueuePlane
+
+
+class Dispatch:
+    """The queues that may have something for somebody."""
+
+    def __init__(self, plane: QueuePlane, *, settle: Callable[[Settlement], None]) -> None:
+        self._plane = plane
+        self._settle = settle
+        self._waiting: dict[BrokerQueue, None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, queue: BrokerQueue) -> None:
+        """Look at a queue in this turn."""
+        self._waiting[queue] = None
+
+    def forget(self, queue: BrokerQueue) -> None:
+        self._waiting.pop(queue, None)
+
+    def run(self) -> None:
+        """Serve every queue once; those that have more to give wait for the next turn."""
+        waiting, self._waiting = self._waiting, {}
+        for queue in waiting:
+            if queue.is_stream:
+                if queue.stream is not None and queue.stream.deliver():
+                    self._waiting[queue] = None
+            elif queue.has_ready and self._serve(queue):
+                self._waiting[queue] = None
+
+    def _serve(self, queue: BrokerQueue) -> bool:
+        """Hand out one piece; True if there may be more to hand out."""
+        line = queue.consumers.first_line()
+        if line is None:
+            return False
+        count = wanted(line, queue.lease_max)
+        try:
+            found = self._plane.lease(queue.name, count, visibility_ms=queue.lease_ms)
+        except QueueNotFoundError:
+            return False
+        if not found:
+            queue.has_ready = False
+            return False
+        queue.weigh(found)
+        queue.delivered += len(found)
+        if len(found) < count:
+            queue.has_ready = False
+        for consumer, deliveries in share_out(line, found):
+            if consumer.no_ack:
+                self._settle(Settlement(queue.name, found[0].token, [each.id for each in deliveries], ACK))
+            consumer.sink.deliver(consumer, deliveries)
+        return queue.has_ready

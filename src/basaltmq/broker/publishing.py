@@ -1,0 +1,517 @@
+"""The publishing tick: what clients publish and settle in one turn of the loop is one batch.
+
+    publish, settle ─> gathered ─> end of the turn: route, group by queue ─> one change of the plane ─> returns,
+                                                                                transient confirms ─> the WAL's sync
+                                                                                                      ─> confirms
+
+A message is confirmed when every queue that took it has it: after the sync if it is persistent and one of them is
+durable, after the write otherwise. One that no queue took is confirmed as well; if it was `mandatory` it was returned
+before that. A queue that is full and refuses makes the confirm a refusal.
+
+If the store cannot take the batch for the moment, nothing of it has happened: it waits, publishers are held, and it
+is tried again. If one operation of the batch cannot be done, the others are done one by one. An error of the disk is
+the virtual host's: it fails, and nothing that was not confirmed is.
+
+Routes are remembered per exchange and key until the topology changes; properties that were seen before are not looked
+at again. So the usual message costs two look-ups and one draft here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+from basaltmq.broker import amqp_table, properties
+from basaltmq.broker.death import MAXLEN, Death, routing_keys
+from basaltmq.broker.properties import PERSISTENT, Peek
+from basaltmq.broker.queue import BrokerQueue
+from basaltmq.broker.topology import Topology
+from basaltmq.errors import BasaltError, PreconditionFailedError, StorageError, StoreStalledError
+from basaltmq.queues.config import Durability, Overflow
+from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
+from basaltmq.queues.plane import QueuePlane
+from basaltmq.store.commit import GroupSync
+
+ROUTES_MAX: Final = 16_384
+"""Routes remembered; with usual names a few MiB. Past it all are forgotten and found again."""
+
+FATES_MAX: Final = 1024
+"""Different properties remembered; publishers that put an id or a time into each never hit."""
+
+FATE_BYTES_MAX: Final = 512
+"""Properties longer than this are not remembered."""
+
+BATCH_MESSAGES_MAX: Final = 5000
+BATCH_BYTES_MAX: Final = 32 << 20
+"""A turn that gathered more is several batches, so that none outgrows the store's limit."""
+
+SHARE_BYTES_MIN: Final = 256
+"""Bodies from here on are stored once for all queues of a fan-out; smaller ones are copied."""
+
+STALL_RETRY_S: Final = 0.02
+"""Between two tries while the store is behind."""
+
+NO_ROUTE: Final = 312
+_log: Final = logging.getLogger(__name__)
+
+
+class Publisher(Protocol):
+    """Whoever publishes: a channel."""
+
+    def returned(
+        self, reply_code: int, reply_text: str, exchange: str, routing_key: str, properties: bytes, body: bytes
+    ) -> None:
+        """A mandatory message had no route. Comes before its confirm."""
+        ...
+
+    def confirmed(self, numbers: Sequence[int], ok: bool) -> None:
+        """Messages of these numbers, ascending, are taken, or refused by a full queue."""
+        ...
+
+
+Publish: TypeAlias = tuple[Publisher, str, str, bytes, bytes, bool, int]
+"""Publisher, exchange, routing key, properties, body, mandatory, number. A number of 0 asks for no confirm.
+
+A plain tuple, because one is made for every message."""
+
+
+class Settlement(NamedTuple):
+    """Deliveries of one lease that are done with."""
+
+    queue: str
+    token: int
+    ids: Sequence[bytes]
+    outcome: str
+
+
+ACK: Final = "ack"
+REQUEUE: Final = "requeue"
+REJECT: Final = "reject"
+
+
+class Route:
+    """Where messages of one exchange and key go."""
+
+    __slots__ = ("by_headers", "prefix", "queues", "single")
+
+    def __init__(self, queues: Sequence[BrokerQueue], prefix: bytes, *, by_headers: bool) -> None:
+        self.queues = tuple(queues)
+        self.prefix = prefix
+        """Exchange and key, as they stand before the properties of a stored message."""
+        self.by_headers = by_headers
+        only = queues[0] if len(queues) == 1 and not by_headers else None
+        self.single = only if only is not None and only.is_plain else None
+        """The one queue, if messages need nothing special there."""
+
+
+class StreamAppend(Protocol):
+    """Takes messages for stream queues."""
+
+    def append(self, queue: BrokerQueue, messages: Sequence[tuple[bytes, bytes]]) -> asyncio.Future[None]:
+        """Append (envelope, body) pairs; the future resolves when they are durable."""
+        ...
+
+
+class _Batch:
+    """What a turn does, on its way to the plane."""
+
+    __slots__ = ("confirms", "groups", "nacks", "returns", "rooms", "steps", "streams", "synced")
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[Sequence[BrokerQueue], list[Draft]]] = []
+        """Drafts for one queue, or one draft for several, in the order they were published."""
+        self.groups: dict[BrokerQueue, list[Draft]] = {}
+        """The drafts of the last step of a queue, where more of it can be added."""
+        self.returns: list[Publish] = []
+        self.streams: dict[BrokerQueue, list[tuple[bytes, bytes]]] = {}
+        self.synced: dict[Publisher, list[int]] = {}
+        """Confirms that wait for the sync."""
+        self.confirms: dict[Publisher, list[int]] = {}
+        self.nacks: dict[Publisher, list[int]] = {}
+        self.rooms: dict[BrokerQueue, list[int]] = {}
+        """Messages and bytes a queue that refuses has room for."""
+
+    def add(self, queue: BrokerQueue, draft: Draft) -> None:
+        group = self.groups.get(queue)
+        if group is None:
+            group = self.groups[queue] = []
+            self.steps.append(((queue,), group))
+        group.append(draft)
+
+    def add_shared(self, queues: Sequence[BrokerQueue], draft: Draft) -> None:
+        """One body for all; what comes to these queues later comes behind it."""
+        self.steps.append((queues, [draft]))
+        for queue in queues:
+            self.groups.pop(queue, None)
+
+
+class Publishing:
+    """Gathers and applies what publishers and consumers ask for."""
+
+    def __init__(
+        self,
+        plane: QueuePlane,
+        commit: GroupSync,
+        topology: Topology,
+        queues: dict[str, BrokerQueue],
+        streams: StreamAppend,
+        *,
+        failed: Callable[[BaseException], None],
+        stalled: Callable[[bool], None],
+        now_s: Callable[[], float],
+    ) -> None:
+        self._plane = plane
+        self._commit = commit
+        self._topology = topology
+        self._queues = queues
+        self._streams = streams
+        self._failed = failed
+        self._stalled = stalled
+        self._now_s = now_s
+        self._routes: dict[tuple[str, str], Route] = {}
+        self._routes_version = -1
+        self._fates: dict[bytes, Peek] = {}
+        self.pending: list[Publish] = []
+        self.settlements: list[Settlement] = []
+        self.is_stalled = False
+        self.unsynced = 0
+        """Batches whose sync is under way."""
+        self.unroutable = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.pending or self.settlements)
+
+    def flush(self) -> bool:
+        """Apply what was gathered; False if the store is behind and it has to wait."""
+        while self.pending or self.settlements:
+            publishes, rest = _cut(self.pending)
+            settlements = self.settlements
+            self.pending, self.settlements = rest, []
+            try:
+                self._apply(publishes, settlements)
+            except StoreStalledError:
+                self.pending = publishes + self.pending
+                self.settlements = settlements + self.settlements
+                if not self.is_stalled:
+                    self.is_stalled = True
+                    self._stalled(True)
+                return False
+            except StorageError as error:
+                self._failed(error)
+                return True
+            if self.is_stalled:
+                self.is_stalled = False
+                self._stalled(False)
+        return True
+
+    def _apply(self, publishes: list[Publish], settlements: list[Settlement]) -> None:
+        try:
+            self._apply_together(publishes, settlements)
+        except StorageError:
+            raise
+        except Exception as error:
+            if len(publishes) + len(settlements) <= 1:
+                self._refuse(publishes, settlements, error)
+                return
+            for settlement in settlements:
+                self._apply([], [settlement])
+            for publish in publishes:
+                self._apply([publish], [])
+
+    def _refuse(self, publishes: list[Publish], settlements: list[Settlement], error: Exception) -> None:
+        """One operation that cannot be done: a lease that is over is nobody's loss, a publish is refused."""
+        if not isinstance(error, BasaltError):
+            _log.exception("an operation failed", exc_info=error)
+        for publisher, exchange, _, _, _, _, number in publishes:
+            _log.warning("a message to exchange %r was refused: %s", exchange, error)
+            if number:
+                publisher.confirmed([number], False)
+        for settlement in settlements:
+            if len(settlement.ids) > 1:
+                for message_id in settlement.ids:
+                    self._apply([], [settlement._replace(ids=[message_id])])
+
+    def _apply_together(self, publishes: list[Publish], settlements: list[Settlement]) -> None:
+        batch = _Batch()
+        if publishes:
+            self._sort(publishes, batch)
+        if batch.steps or settlements:
+            with self._plane.change():
+                self._write(batch, settlements)
+        self._tell(batch)
+
+    def _write(self, batch: _Batch, settlements: Iterable[Settlement]) -> None:
+        """The operations of a batch, inside a change."""
+        plane = self._plane
+        for queues, drafts in batch.steps:
+            if len(queues) == 1:
+                plane.enqueue(queues[0].name, drafts, durability=Durability.WRITTEN)
+            else:
+                plane.publish([queue.name for queue in queues], drafts[0], durability=Durability.WRITTEN)
+        for name, token, ids, outcome in settlements:
+            if outcome == ACK:
+                plane.ack(name, token, ids)
+            elif outcome == REQUEUE:
+                plane.release(name, token, ids)
+            else:
+                plane.nack(name, token, ids, reject=True)
+
+    def _tell(self, batch: _Batch) -> None:
+        """The batch is written: whom that concerns."""
+        for queues, drafts in batch.steps:
+            for queue in queues:
+                queue.published += len(drafts)
+        for publisher, exchange, key, raw, body, _, _ in batch.returns:
+            publisher.returned(NO_ROUTE, "NO_ROUTE", exchange, key, raw, body)
+        for publisher, numbers in batch.nacks.items():
+            publisher.confirmed(numbers, False)
+        for publisher, numbers in batch.confirms.items():
+            publisher.confirmed(numbers, True)
+        waits: list[asyncio.Future[None]] = [
+            self._streams.append(queue, messages) for queue, messages in batch.streams.items()
+        ]
+        if batch.synced:
+            if batch.steps:
+                waits.append(self._commit.durable())
+            self.unsynced += 1
+            done = waits[0] if len(waits) == 1 else asyncio.gather(*waits)
+            done.add_done_callback(partial(self._synced, batch.synced))
+
+    def _synced(self, confirms: dict[Publisher, list[int]], done: asyncio.Future[Any]) -> None:
+        self.unsynced -= 1
+        if done.cancelled():
+            return
+        error = done.exception()
+        if error is not None:
+            self._failed(error)
+            return
+        for publisher, numbers in confirms.items():
+            publisher.confirmed(numbers, True)
+
+    def commit_tx(self, publishes: list[Publish], settlements: list[Settlement]) -> asyncio.Future[None]:
+        """Do all of it as one batch; the future resolves when it is durable. Nothing is done if anything cannot be."""
+        loop = asyncio.get_running_loop()
+        batch = _Batch()
+        self._sort(publishes, batch)
+        if batch.nacks:
+            raise PreconditionFailedError("the transaction publishes to a queue that is full; nothing of it is done")
+        with self._plane.change():
+            self._write(batch, settlements)
+        for publisher, exchange, key, raw, body, _, _ in batch.returns:
+            publisher.returned(NO_ROUTE, "NO_ROUTE", exchange, key, raw, body)
+        waits = [self._streams.append(queue, messages) for queue, messages in batch.streams.items()]
+        waits.append(self._commit.durable())
+        result: asyncio.Future[None] = loop.create_future()
+
+        def finish(done: asyncio.Future[Any]) -> None:
+            error = done.exception()
+            if error is not None:
+                self._failed(error)
+            if not result.done():
+                if error is None:
+                    result.set_result(None)
+                else:
+                    result.set_exception(error)
+
+        asyncio.gather(*waits).add_done_callback(finish)
+        return result
+
+    def _sort(self, publishes: Iterable[Publish], batch: _Batch) -> None:
+        """Route messages and make drafts of them, by queue."""
+        topology = self._topology
+        if self._routes_version != topology.version or len(self._routes) > ROUTES_MAX:
+            self._routes = {}
+            self._routes_version = topology.version
+        if len(self._fates) > FATES_MAX:
+            self._fates = {}
+        routes, fates, groups = self._routes, self._fates, batch.groups
+        for publish in publishes:
+            publisher, exchange, key, raw, body, _, number = publish
+            route = routes.get((exchange, key))
+            if route is None:
+                route = routes[exchange, key] = self.route(exchange, key)
+            fate = fates.get(raw)
+            if fate is None:
+                fate = properties.peek(raw)
+                if len(raw) <= FATE_BYTES_MAX:
+                    fates[raw] = fate
+            queue = route.single
+            if queue is None or (fate.has_headers and b"CC" in raw):
+                self._sort_one(publish, route, fate, batch)
+                continue
+            is_persistent = fate.delivery_mode == PERSISTENT and queue.durable
+            draft = Draft(
+                payload=body, properties=route.prefix + raw, transient=not is_persistent, ttl_ms=fate.expiration_ms
+            )
+            group = groups.get(queue)
+            if group is None:
+                batch.add(queue, draft)
+            else:
+                group.append(draft)
+            if number:
+                confirms = batch.synced if is_persistent else batch.confirms
+                told = confirms.get(publisher)
+                if told is None:
+                    confirms[publisher] = [number]
+                else:
+                    told.append(number)
+
+    def route(self, exchange: str, key: str) -> Route:
+        found = self._topology.exchanges.get(exchange)
+        names, by_headers = ([], False) if found is None else self._topology.route(found, [key], {})
+        queues = [self._queues[name] for name in names]
+        return Route(queues, properties.seal(exchange, key, b""), by_headers=by_headers)
+
+    def _sort_one(self, publish: Publish, route: Route, fate: Peek, batch: _Batch) -> None:
+        """A message to several queues, to none, by its headers, or to a queue that asks for more."""
+        publisher, exchange, key, raw, body, mandatory, number = publish
+        queues: Sequence[BrokerQueue] = route.queues
+        headers: dict[str, Any] = {}
+        if fate.has_headers:
+            headers = properties.parse(raw).headers
+            if route.by_headers or "CC" in headers or "BCC" in headers:
+                queues = self._queues_of(exchange, routing_keys(key, headers), headers)
+                if "BCC" in headers:
+                    raw = without_bcc(raw)
+        if not queues:
+            self.unroutable += 1
+            if mandatory:
+                batch.returns.append(publish)
+            if number:
+                batch.confirms.setdefault(publisher, []).append(number)
+            return
+        takers = [queue for queue in queues if not queue.rejects or self._has_room(queue, len(body), batch)]
+        envelope = route.prefix + raw
+        if len(takers) < len(queues):
+            for queue in queues:
+                if queue not in takers:
+                    self._overflow(queue, envelope, body, fate, batch)
+            if number:
+                batch.nacks.setdefault(publisher, []).append(number)
+        wants_sync = self._enqueue(takers, envelope, body, fate, headers, batch)
+        if number and len(takers) == len(queues):
+            confirms = batch.synced if wants_sync else batch.confirms
+            confirms.setdefault(publisher, []).append(number)
+
+    def _queues_of(self, exchange: str, keys: Sequence[str], headers: dict[str, Any]) -> list[BrokerQueue]:
+        found = self._topology.exchanges.get(exchange)
+        if found is None:
+            return []
+        return [self._queues[name] for name in self._topology.route(found, keys, headers)[0]]
+
+    def _enqueue(
+        self,
+        queues: Sequence[BrokerQueue],
+        envelope: bytes,
+        body: bytes,
+        fate: Peek,
+        headers: dict[str, Any],
+        batch: _Batch,
+    ) -> bool:
+        """Put a message into the groups of its queues; whether its confirm waits for a sync."""
+        is_persistent = fate.delivery_mode == PERSISTENT
+        wants_sync = False
+        alike: list[BrokerQueue] = []
+        for queue in queues:
+            if queue.is_stream:
+                batch.streams.setdefault(queue, []).append((envelope, body))
+                wants_sync = True
+            elif queue.is_plain and queue.durable and is_persistent:
+                wants_sync = True
+                alike.append(queue)
+            else:
+                wants_sync = wants_sync or (queue.durable and is_persistent)
+                batch.add(queue, _draft(queue, envelope, body, fate, headers))
+        if alike:
+            draft = Draft(payload=body, properties=envelope, ttl_ms=fate.expiration_ms)
+            if len(alike) > 1 and len(body) >= SHARE_BYTES_MIN:
+                batch.add_shared(alike, draft)
+            else:
+                for queue in alike:
+                    batch.add(queue, draft)
+        return wants_sync
+
+    def _has_room(self, queue: BrokerQueue, size_bytes: int, batch: _Batch) -> bool:
+        room = batch.rooms.get(queue)
+        settings = queue.settings
+        if room is None:
+            counts = self._plane.stats(queue.name)
+            room = batch.rooms[queue] = [
+                (1 << 62) if settings.length_max is None else settings.length_max - counts["ready"],
+                (1 << 62) if settings.bytes_max is None else settings.bytes_max - counts["ready_bytes"],
+            ]
+        if room[0] < 1 or room[1] < size_bytes:
+            return False
+        room[0] -= 1
+        room[1] -= size_bytes
+        return True
+
+    def _overflow(self, queue: BrokerQueue, envelope: bytes, body: bytes, fate: Peek, batch: _Batch) -> None:
+        """A queue refuses a message; some want it dead-lettered."""
+        if queue.settings.overflow is not Overflow.REJECT_PUBLISH_DEAD_LETTER:
+            return
+        death, targets = self.bury(queue, envelope, MAXLEN)
+        if death is not None and targets:
+            self._enqueue(targets, death.envelope(), body, fate._replace(expiration_ms=None), {}, batch)
+
+    def bury(self, queue: BrokerQueue, envelope: bytes, reason: str) -> tuple[Death | None, list[BrokerQueue]]:
+        """A message died: what it carries on, and the queues that take it."""
+        settings = queue.settings
+        if settings.dead_letter_exchange is None:
+            return None, []
+        death = Death(
+            envelope,
+            queue.name,
+            reason,
+            int(self._now_s()),
+            settings.dead_letter_exchange,
+            settings.dead_letter_routing_key,
+        )
+        exchange = settings.dead_letter_exchange
+        reached = self._queues_of(exchange, death.keys, death.parsed.headers)
+        return death, [each for each in reached if death.may_enter(each.name)]
+
+
+def _draft(queue: BrokerQueue, envelope: bytes, body: bytes, fate: Peek, headers: dict[str, Any]) -> Draft:
+    """The draft of a message for a queue that asks for more than payload and properties."""
+    settings = queue.settings
+    is_persistent = fate.delivery_mode == PERSISTENT and queue.durable
+    draft = Draft(payload=body, properties=envelope, transient=not is_persistent, ttl_ms=fate.expiration_ms)
+    if settings.priorities_max:
+        draft.priority = min(fate.priority, settings.priorities_max)
+    if settings.fairness_header is not None:
+        draft.fairness_key = _text(headers.get(settings.fairness_header)) or FAIRNESS_KEY_DEFAULT
+    if settings.throttle_header is not None:
+        throttle = _text(headers.get(settings.throttle_header))
+        draft.throttle_keys = (throttle,) if throttle else ()
+    if settings.dedup_ms is not None:
+        message_id = properties.parse(properties.open_envelope(envelope)[2]).message_id
+        draft.dedup_id = b"" if message_id is None else message_id.encode(errors="surrogateescape")
+    return draft
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def without_bcc(raw: bytes) -> bytes:
+    """Properties as recipients may see them."""
+    parsed = properties.parse(raw)
+    if parsed.headers_raw is not None:
+        parsed.headers_raw = amqp_table.edit(parsed.headers_raw, {}, ["BCC"])
+    return properties.encode(parsed)
+
+
+def _cut(pending: list[Publish]) -> tuple[list[Publish], list[Publish]]:
+    """As many messages as make one batch, and the rest."""
+    if len(pending) <= BATCH_MESSAGES_MAX and sum([len(each[4]) for each in pending]) <= BATCH_BYTES_MAX:
+        return pending, []
+    size = 0
+    for index, each in enumerate(pending):
+        size += len(each[4])
+        if index and (size > BATCH_BYTES_MAX or index >= BATCH_MESSAGES_MAX):
+            return pending[:index], pending[index:]
+    return pending, []

@@ -1,0 +1,583 @@
+"""A virtual host: exchanges, queues and consumers over a store of its own (SPEC E6 to E9).
+
+    protocols ─> declare, bind ...  at once, written before the answer
+              ─> publish, settle    gathered, one batch at the end of the loop's turn (publishing.py)
+              <─ deliveries         a piece per queue and turn (dispatch.py)
+              <─ confirms           after the sync
+
+Everything is called from one loop, synchronously; what takes long (a sync, retention) is in threads. What was published
+before a call is applied before the call, so that a client's operations take effect in its order.
+
+An error of the disk ends the virtual host: no half state goes on. Nothing that was not confirmed is confirmed, whoever
+is attached is told, and whoever supervises it opens the store again, through recovery.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from basaltmq.broker.consumer import Consumer, ConsumerSink
+from basaltmq.broker.dispatch import Dispatch
+from basaltmq.broker.exchange import EXCHANGE, QUEUE, Arguments, Destination, Exchange
+from basaltmq.broker.guard import Guard, QuietGuard
+from basaltmq.broker.policy import Policies
+from basaltmq.broker.publishing import (
+    ACK,
+    REJECT,
+    REQUEUE,
+    STALL_RETRY_S,
+    Publish,
+    Publisher,
+    Publishing,
+    Settlement,
+)
+from basaltmq.broker.queue import BrokerQueue, QueueInfo
+from basaltmq.broker.queue_table import QueueTable
+from basaltmq.broker.stream_queue import StreamQueues
+from basaltmq.broker.topology import Topology
+from basaltmq.errors import (
+    AccessRefusedError,
+    BasaltError,
+    ExchangeNotFoundError,
+    PreconditionFailedError,
+    StorageError,
+    VHostDownError,
+)
+from basaltmq.queues.config import QueueConfig
+from basaltmq.queues.message import Message
+from basaltmq.queues.plane import QueuePlane
+from basaltmq.store.api import Store
+from basaltmq.store.commit import GroupCommit
+
+RETENTION_INTERVAL_S: Final = 2.0
+"""Between two pieces of the streams' retention."""
+
+DRAIN_S: Final = 30.0
+"""How long closing waits for confirms that are under way."""
+
+__all__ = ["ACK", "REJECT", "REQUEUE", "Publisher", "Settlement", "VHost"]
+
+_log: Final = logging.getLogger(__name__)
+
+
+class LoopCommit(GroupCommit):
+    """A group commit for planes that are called from a loop: they never wait, whoever confirms asks for the sync."""
+
+    def wait_durable(self) -> None:
+        """What was written is as durable as a write; the loop does not stand still for more."""
+
+
+class VHost:
+    """One virtual host, open. Made by `open`, then `start`ed on its loop."""
+
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        *,
+        path: Path | None = None,
+        clock_ns: Callable[[], int] = time.time_ns,
+        report: Callable[[str], None] | None = None,
+    ) -> None:
+        """Open what the store holds. Takes as long as recovery does: call it in a thread, then `start` on the loop."""
+        self.name = name
+        self.store = store
+        self.error: BaseException | None = None
+        """Why it failed."""
+        self.blocked_by_store = False
+        """The store is behind; publishers wait."""
+        self.returned_unroutable = 0
+        self.on_blocked: Callable[[bool], None] = lambda blocked: None
+        """Called when the store begins or ends to be behind."""
+        self.on_failed: Callable[[BaseException], None] = lambda error: None
+        """Called once, when an error ended it."""
+        self._clock_ns = clock_ns
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns = 0
+        self._retention: asyncio.TimerHandle | None = None
+        self._retaining: asyncio.Future[int] | None = None
+        self._attached: dict[object, Callable[[BaseException], None]] = {}
+        self._closing = False
+        report = report or _log.warning
+        self.commit = LoopCommit(store)
+        try:
+            self.plane = QueuePlane(store, self.commit, clock_ns=clock_ns, on_deadline=self._deadline_moved)
+            self.plane.dead_letter_router = self._dead_letter  # type: ignore[attr-defined]
+            self.policies = Policies(store)
+            self.policies.load()
+            self.streams = StreamQueues(store, path, lambda: clock_ns() // 1_000_000, visible=self._wake)
+            self.queues = QueueTable(
+                name,
+                self.plane,
+                self.streams,
+                self.policies,
+                clock_ns=clock_ns,
+                wake=self._wake,
+                gone=self._queue_gone,
+                due=self._due_at,
+            )
+            self.topology = Topology(store, name, has_queue=self.queues.by_name.__contains__)
+            self.queues.topology = self.topology
+            for fault in self.queues.load():
+                report(f"vhost {name!r}: {fault}")
+            for fault in self.topology.load(self.queues.by_name.__contains__):
+                report(f"vhost {name!r}: {fault}")
+        except BaseException:
+            self.commit.close()
+            raise
+        self.dispatch = Dispatch(self.plane, settle=self._gather_settlement)
+        self.publishing = Publishing(
+            self.plane,
+            self.commit,
+            self.topology,
+            self.queues.by_name,
+            self.streams,
+            failed=self.fail,
+            stalled=self._stalled,
+            now_s=lambda: clock_ns() / 1e9,
+        )
+        self.policies.changed = self._policies_changed
+        self._policies_changed()
+        self.plane.listen(self._ready)
+
+    def start(self) -> None:
+        """Serve, from here on, on the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._deadline_moved()
+        self._retain()
+
+    @property
+    def is_up(self) -> bool:
+        return self.error is None and not self._closing
+
+    @property
+    def blocked(self) -> bool:
+        return self.blocked_by_store
+
+    def declare_exchange(
+        self,
+        name: str,
+        kind: str,
+        *,
+        durable: bool = True,
+        auto_delete: bool = False,
+        internal: bool = False,
+        arguments: Arguments | None = None,
+        passive: bool = False,
+    ) -> Exchange:
+        self._settle_down()
+        with Guard(self):
+            exchange = self.topology.declare(
+                name,
+                kind,
+                durable=durable,
+                auto_delete=auto_delete,
+                internal=internal,
+                arguments=arguments,
+                passive=passive,
+            )
+            self._apply_policy(exchange)
+        return exchange
+
+    def delete_exchange(self, name: str, *, if_unused: bool = False) -> bool:
+        self._settle_down()
+        with Guard(self):
+            return self.topology.delete(name, if_unused=if_unused)
+
+    def bind_exchange(self, destination: str, source: str, key: str, arguments: Arguments | None = None) -> bool:
+        self._settle_down()
+        with Guard(self):
+            durable = self.topology.get(destination).durable
+            return self.topology.bind(source, Destination(EXCHANGE, destination), key, arguments, durable=durable)
+
+    def unbind_exchange(self, destination: str, source: str, key: str, arguments: Arguments | None = None) -> bool:
+        self._settle_down()
+        with Guard(self):
+            return self.topology.unbind(source, Destination(EXCHANGE, destination), key, arguments) is not None
+
+    def declare_queue(
+        self,
+        name: str,
+        *,
+        durable: bool = False,
+        exclusive: bool = False,
+        auto_delete: bool = False,
+        arguments: Arguments | None = None,
+        passive: bool = False,
+        owner: object = None,
+    ) -> QueueInfo:
+        """The queue of this name, made if it is missing; an empty name lets the server choose one."""
+        self._settle_down()
+        with Guard(self):
+            return self.queues.declare(
+                name,
+                durable=durable,
+                exclusive=exclusive,
+                auto_delete=auto_delete,
+                arguments=arguments or {},
+                passive=passive,
+                owner=owner,
+            )
+
+    def delete_queue(self, name: str, *, if_unused: bool = False, if_empty: bool = False, owner: object = None) -> int:
+        """Delete a queue; how many messages were ready."""
+        self._settle_down()
+        with Guard(self):
+            return self.queues.delete(name, if_unused=if_unused, if_empty=if_empty, owner=owner)
+
+    def bind_queue(
+        self, queue: str, exchange: str, key: str, arguments: Arguments | None = None, owner: object = None
+    ) -> bool:
+        self._settle_down()
+        found = self.queues.get(queue, owner)
+        with Guard(self):
+            return self.topology.bind(exchange, Destination(QUEUE, queue), key, arguments, durable=found.durable)
+
+    def unbind_queue(
+        self, queue: str, exchange: str, key: str, arguments: Arguments | None = None, owner: object = None
+    ) -> bool:
+        self._settle_down()
+        self.queues.get(queue, owner)
+        with Guard(self):
+            return self.topology.unbind(exchange, Destination(QUEUE, queue), key, arguments) is not None
+
+    def purge_queue(self, name: str, owner: object = None) -> int:
+        """Delete everything that is ready; how many that were."""
+        self._settle_down()
+        queue = self.queues.get(name, owner)
+        if queue.is_stream:
+            raise PreconditionFailedError(f"queue '{name}' in vhost '{self.name}' is a stream, which cannot be purged")
+        with Guard(self):
+            return self.plane.purge(name)
+
+    def publish(
+        self,
+        publisher: Publisher,
+        exchange: str,
+        routing_key: str,
+        properties: bytes,
+        body: bytes,
+        *,
+        mandatory: bool = False,
+        number: int = 0,
+    ) -> None:
+        """Gather a message; its return and its confirm come at the end of the turn or after the sync.
+
+        `number` 0 asks for no confirm. `properties` have been checked by `properties.peek`.
+        """
+        self.check_exchange(exchange)
+        self.publishing.pending.append((publisher, exchange, routing_key, properties, body, mandatory, number))
+        if not self._is_scheduled:
+            self._schedule()
+
+    def publish_many(self, messages: Sequence[Publish]) -> None:
+        """The same for messages whose exchanges were asked about with `check_exchange`."""
+        self._require_up()
+        self.publishing.pending += messages
+        if not self._is_scheduled:
+            self._schedule()
+
+    def check_exchange(self, name: str) -> Exchange:
+        """The exchange, if clients may publish to it."""
+        if self.error is not None or self._closing:
+            self._require_up()
+        found = self.topology.exchanges.get(name)
+        if found is None:
+            raise ExchangeNotFoundError(f"no exchange '{name}' in vhost '{self.name}'")
+        if found.internal:
+            raise AccessRefusedError(f"cannot publish to internal exchange '{name}' in vhost '{self.name}'")
+        return found
+
+    def settle(self, settlements: Iterable[tuple[str, int, Sequence[bytes]]], outcome: str = ACK) -> None:
+        """Gather what consumers are done with: (queue, token, ids) each. What is no longer leased is left alone."""
+        self._require_up()
+        queues = self.queues.by_name
+        gathered = self.publishing.settlements
+        for name, token, ids in settlements:
+            queue = queues.get(name)
+            if queue is not None and not queue.is_stream:
+                gathered.append(Settlement(name, token, ids, outcome))
+                if outcome == ACK:
+                    queue.acked += len(ids)
+        if gathered and not self._is_scheduled:
+            self._schedule()
+
+    def commit_tx(self, publishes: Sequence[Publish], settlements: Sequence[Settlement]) -> asyncio.Future[None]:
+        """Do all of it in one batch; the future resolves when it is durable. All or nothing."""
+        self._settle_down()
+        known = self.queues.by_name
+        chosen = [each for each in settlements if each.queue in known and not known[each.queue].is_stream]
+        with Guard(self):
+            future = self.publishing.commit_tx(list(publishes), chosen)
+        self._schedule()
+        return future
+
+    def subscribe(
+        self,
+        queue: str,
+        sink: ConsumerSink,
+        *,
+        tag: str,
+        no_ack: bool = False,
+        exclusive: bool = False,
+        priority: int = 0,
+        prefetch: int = 0,
+        arguments: Arguments | None = None,
+        owner: object = None,
+    ) -> Consumer:
+        """Begin to consume. Deliveries come from the next turn of the loop on."""
+        self._require_up()
+        found = self.queues.get(queue, owner)
+        if found.consumers.has_exclusive or (exclusive and len(found.consumers)):
+            raise AccessRefusedError(f"queue '{queue}' in vhost '{self.name}' in exclusive use")
+        consumer = Consumer(
+            found,
+            sink,
+            tag,
+            no_ack=no_ack,
+            exclusive=exclusive,
+            priority=priority,
+            prefetch=prefetch,
+            arguments=arguments or {},
+            owner=owner,
+        )
+        if found.is_stream:
+            if no_ack or not prefetch:
+                what = "acknowledge" if no_ack else "set a prefetch"
+                raise PreconditionFailedError(f"consumers of stream '{queue}' in vhost '{self.name}' must {what}")
+            with Guard(self):
+                found.stream.begin(consumer, self._clock_ns() // 1_000_000)
+        found.used_ns = self._clock_ns()
+        found.has_ready = True
+        found.consumers.add(consumer)
+        return consumer
+
+    def get(self, queue: str, *, no_ack: bool = False, owner: object = None) -> tuple[Any, int] | None:
+        """One message and how many are left, or None if nothing is ready."""
+        self._settle_down()
+        found = self.queues.get(queue, owner)
+        if found.is_stream:
+            raise PreconditionFailedError(f"queue '{queue}' in vhost '{self.name}' is a stream; consume it instead")
+        found.used_ns = self._clock_ns()
+        with Guard(self):
+            deliveries = self.plane.lease(queue, 1, visibility_ms=found.lease_ms)
+            if not deliveries:
+                return None
+            found.delivered += 1
+            if no_ack:
+                self._gather_settlement(Settlement(queue, deliveries[0].token, [deliveries[0].id], ACK))
+            return deliveries[0], self.queues.ready(found)
+
+    def attach(self, owner: object, failed: Callable[[BaseException], None]) -> None:
+        """A connection uses this virtual host; `failed` is called if it ends by an error."""
+        self._require_up()
+        self._attached[owner] = failed
+
+    def release_owner(self, owner: object) -> None:
+        """A connection is gone: its consumers and exclusive queues go. What it held it has settled before (REQUEUE)."""
+        self._attached.pop(owner, None)
+        if self.error is not None:
+            return
+        self._settle_down()
+        with Guard(self):
+            for queue in self.queues:
+                if len(queue.consumers):
+                    for consumer in queue.consumers:
+                        if consumer.owner is owner:
+                            consumer.cancel()
+            self.queues.release_owner(owner)
+
+    async def close(self) -> None:
+        """Finish what was gathered, wait for the confirms under way, and let go of the planes. The store stays open."""
+        if self._closing:
+            return
+        if self.error is None:
+            self._flush()
+        self._closing = True
+        self._stop_timers()
+        until = time.monotonic() + DRAIN_S
+        while self.error is None and self.publishing.unsynced and time.monotonic() < until:
+            await self.commit.durable()
+            await asyncio.sleep(0)
+        if self._retaining is not None:
+            await asyncio.wait([self._retaining])
+        await asyncio.to_thread(self.release_planes)
+
+    def release_planes(self) -> None:
+        """Close the planes, in a thread."""
+        self.plane.close()
+        for close in (self.streams.close, self.commit.close):
+            try:
+                close()
+            except BasaltError as error:
+                if self.error is None:
+                    _log.error("vhost %r did not close cleanly: %s", self.name, error)
+
+    def fail(self, error: BaseException) -> None:
+        """An error of the disk: nothing goes on here."""
+        if self.error is not None:
+            return
+        self.error = error
+        _log.error("vhost %r failed: %s", self.name, error)
+        self.store.poison(error)
+        self._stop_timers()
+        self.publishing.pending = []
+        self.publishing.settlements = []
+        attached, self._attached = self._attached, {}
+        for told in attached.values():
+            try:
+                told(error)
+            except Exception:
+                _log.exception("a connection of vhost %r could not be told that it failed", self.name)
+        self.on_failed(error)
+
+    def _require_up(self) -> None:
+        if self.error is not None:
+            raise VHostDownError(f"vhost '{self.name}' is down: {self.error}")
+        if self._closing:
+            raise VHostDownError(f"vhost '{self.name}' is closing")
+
+    def _settle_down(self) -> None:
+        """Apply what was gathered before anything else is done."""
+        self._require_up()
+        if self.publishing:
+            self._flush()
+            self._require_up()
+
+    def _schedule(self) -> None:
+        if self._loop is not None and not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """The end of a turn of the loop."""
+        self._is_scheduled = False
+        if self.error is not None or self._closing:
+            return
+        if self.publishing:
+            self._flush()
+        if self.error is None and self.dispatch:
+            with QuietGuard(self):
+                self.dispatch.run()
+        if self.error is None and (self.dispatch or (self.publishing and not self.publishing.is_stalled)):
+            self._schedule()
+
+    def _flush(self) -> None:
+        if not self.publishing.flush() and self._loop is not None:
+            self._loop.call_later(STALL_RETRY_S, self._schedule)
+
+    def _stalled(self, stalled: bool) -> None:
+        self.blocked_by_store = stalled
+        self.on_blocked(stalled)
+
+    def _gather_settlement(self, settlement: Settlement) -> None:
+        self.publishing.settlements.append(settlement)
+        self._schedule()
+
+    def _wake(self, queue: BrokerQueue) -> None:
+        self.dispatch.add(queue)
+        self._schedule()
+
+    def _ready(self, name: str) -> None:
+        """The plane has something ready in a queue."""
+        queue = self.queues.by_name.get(name)
+        if queue is not None:
+            queue.has_ready = True
+            if len(queue.consumers):
+                self.dispatch.add(queue)
+                self._schedule()
+
+    def _queue_gone(self, queue: BrokerQueue) -> None:
+        self.dispatch.forget(queue)
+
+    def _policies_changed(self) -> None:
+        for exchange in list(self.topology.exchanges.values()):
+            self._apply_policy(exchange)
+        self.queues.policies_changed()
+
+    def _apply_policy(self, exchange: Exchange) -> None:
+        if exchange.name:
+            policy = self.policies.of_exchange(exchange.name)
+            exchange.policy = policy.name
+            argument = exchange.arguments.get("alternate-exchange")
+            alternate = policy.definition.get("alternate-exchange") if argument is None else argument
+            if alternate != exchange.alternate:
+                exchange.alternate = alternate
+                self.topology.version += 1
+
+    def _dead_letter(self, config: QueueConfig, message: Message, reason: str) -> tuple[Sequence[str], bytes]:
+        """Where a message goes that died in the plane, and with which properties."""
+        queue = self.queues.by_name.get(config.name)
+        if queue is None:
+            return (), b""
+        death, targets = self.publishing.bury(queue, message.properties, reason)
+        if death is None or not targets:
+            return (), b""
+        envelope = death.envelope()
+        streams = [target for target in targets if target.is_stream]
+        for target in streams:
+            self.streams.append(target, [(envelope, message.payload)])
+        return [target.name for target in targets if not target.is_stream], envelope
+
+    def _deadline_moved(self) -> None:
+        """The plane, or the table of queues, has something due earlier."""
+        due_ns = self.plane.deadline_ns()
+        if due_ns is not None:
+            self._due_at(due_ns)
+
+    def _due_at(self, due_ns: int) -> None:
+        if self._loop is None or self._closing or self.error is not None:
+            return
+        if self._timer is not None:
+            if self._timer_ns <= due_ns:
+                return
+            self._timer.cancel()
+        self._timer_ns = due_ns
+        self._timer = self._loop.call_later(max(0.0, (due_ns - self._clock_ns()) / 1e9), self._run_due)
+
+    def _run_due(self) -> None:
+        self._timer = None
+        if self.error is not None or self._closing:
+            return
+        now_ns = self._clock_ns()
+        with QuietGuard(self):
+            next_ns = self.plane.run_due(now_ns)
+            expiry_ns = self.queues.expire(now_ns)
+            for due_ns in (next_ns, expiry_ns):
+                if due_ns is not None:
+                    self._due_at(due_ns)
+
+    def _retain(self) -> None:
+        """Retention of streams, a piece at a time, in a thread."""
+        assert self._loop is not None
+        if self._closing or self.error is not None:
+            return
+        if self.streams.is_open:
+            self._retaining = self._loop.run_in_executor(None, self.streams.retain)
+            self._retaining.add_done_callback(self._retained)
+        else:
+            self._retention = self._loop.call_later(RETENTION_INTERVAL_S, self._retain)
+
+    def _retained(self, done: asyncio.Future[int]) -> None:
+        assert self._loop is not None
+        self._retaining = None
+        error = None if done.cancelled() else done.exception()
+        if isinstance(error, StorageError):
+            self.fail(error)
+        elif error is not None:
+            _log.error("retention of vhost %r failed: %s", self.name, error)
+        if not self._closing and self.error is None:
+            self._retention = self._loop.call_later(RETENTION_INTERVAL_S, self._retain)
+
+    def _stop_timers(self) -> None:
+        for handle in (self._timer, self._retention):
+            if handle is not None:
+                handle.cancel()
+        self._timer = self._retention = None
