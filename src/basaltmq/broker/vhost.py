@@ -191,16 +191,22 @@ class VHost:
         with Guard(self):
             return self.topology.delete(name, if_unused=if_unused)
 
-    def bind_exchange(self, destination: str, source: str, key: str, arguments: Arguments | None = None) -> bool:
+    def bind_exchange(
+        self, destination: str, source: str, routing_key: str, arguments: Arguments | None = None
+    ) -> bool:
         self._settle_down()
         with Guard(self):
             durable = self.topology.get(destination).durable
-            return self.topology.bind(source, Destination(EXCHANGE, destination), key, arguments, durable=durable)
+            return self.topology.bind(
+                source, Destination(EXCHANGE, destination), routing_key, arguments, durable=durable
+            )
 
-    def unbind_exchange(self, destination: str, source: str, key: str, arguments: Arguments | None = None) -> bool:
+    def unbind_exchange(
+        self, destination: str, source: str, routing_key: str, arguments: Arguments | None = None
+    ) -> bool:
         self._settle_down()
         with Guard(self):
-            return self.topology.unbind(source, Destination(EXCHANGE, destination), key, arguments) is not None
+            return self.topology.unbind(source, Destination(EXCHANGE, destination), routing_key, arguments) is not None
 
     def declare_queue(
         self,
@@ -233,20 +239,22 @@ class VHost:
             return self.queues.delete(name, if_unused=if_unused, if_empty=if_empty, owner=owner)
 
     def bind_queue(
-        self, queue: str, exchange: str, key: str, arguments: Arguments | None = None, owner: object = None
+        self, queue: str, exchange: str, routing_key: str, arguments: Arguments | None = None, owner: object = None
     ) -> bool:
         self._settle_down()
         found = self.queues.get(queue, owner)
         with Guard(self):
-            return self.topology.bind(exchange, Destination(QUEUE, queue), key, arguments, durable=found.durable)
+            return self.topology.bind(
+                exchange, Destination(QUEUE, queue), routing_key, arguments, durable=found.durable
+            )
 
     def unbind_queue(
-        self, queue: str, exchange: str, key: str, arguments: Arguments | None = None, owner: object = None
+        self, queue: str, exchange: str, routing_key: str, arguments: Arguments | None = None, owner: object = None
     ) -> bool:
         self._settle_down()
         self.queues.get(queue, owner)
         with Guard(self):
-            return self.topology.unbind(exchange, Destination(QUEUE, queue), key, arguments) is not None
+            return self.topology.unbind(exchange, Destination(QUEUE, queue), routing_key, arguments) is not None
 
     def purge_queue(self, name: str, owner: object = None) -> int:
         """Delete everything that is ready; how many that were."""
@@ -295,17 +303,17 @@ class VHost:
             raise AccessRefusedError(f"cannot publish to internal exchange '{name}' in vhost '{self.name}'")
         return found
 
-    def settle(self, settlements: Iterable[tuple[str, int, Sequence[bytes]]], outcome: str = ACK) -> None:
-        """Gather what consumers are done with: (queue, token, ids) each. What is no longer leased is left alone."""
+    def settle(self, settlements: Iterable[Settlement]) -> None:
+        """Gather what consumers are done with. What is no longer leased is left alone."""
         self._require_up()
         queues = self.queues.by_name
         gathered = self.publishing.settlements
-        for name, token, ids in settlements:
-            queue = queues.get(name)
+        for settlement in settlements:
+            queue = queues.get(settlement.queue)
             if queue is not None and not queue.is_stream:
-                gathered.append(Settlement(name, token, ids, outcome))
-                if outcome == ACK:
-                    queue.acked += len(ids)
+                gathered.append(settlement)
+                if settlement.outcome == ACK:
+                    queue.acked += len(settlement.ids)
         if gathered and not self._is_scheduled:
             self._schedule()
 
@@ -374,6 +382,13 @@ class VHost:
             if no_ack:
                 self._gather_settlement(Settlement(queue, deliveries[0].token, [deliveries[0].id], ACK))
             return deliveries[0], self.queues.ready(found)
+
+    def counts(self, queue: BrokerQueue) -> dict[str, int]:
+        """How much a queue holds and has seen, by the queue plane's names."""
+        with Guard(self):
+            if queue.is_stream:
+                return {"ready": self.streams.depth(queue), "messages": self.streams.depth(queue)}
+            return self.plane.stats(queue.name)
 
     def attach(self, owner: object, failed: Callable[[BaseException], None]) -> None:
         """A connection uses this virtual host; `failed` is called if it ends by an error."""
