@@ -1,8 +1,9 @@
 """`basalt queue`: queues from the command line.
 
-`list`, `stats` and `peek` open a view and work beside a running process; the others need the store for themselves.
-Messages go in as JSON lines (or raw ones), and out as a table or, with `--json`, as JSON lines of the same shape. A
-lease outlives the command that made it: answer for it with `ack`, `nack` or `release` and its token, or let it expire.
+`list`, `stats`, `peek` and `transactions` open a view and work beside a running process; the others need the store for
+themselves. Messages go in as JSON lines (or raw ones), and out as a table or, with `--json`, as JSON lines of the same
+shape. A lease outlives the command that made it: answer for it with `ack`, `nack` or `release` and its token, or let it
+expire.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 from uuid import UUID
@@ -22,10 +24,12 @@ from basaltmq.cli.output import show
 from basaltmq.cli.queue_lines import decode_draft, encode_message, message_row
 from basaltmq.cli.server_queue import EitherGroup
 from basaltmq.errors import BasaltError
+from basaltmq.messages.branches import Xid
 from basaltmq.queues.config import Durability, Overflow, QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.message import Message
 from basaltmq.queues.plane import QueuePlane
+from basaltmq.queues.xa import parse_xid
 from basaltmq.store.commit import GroupCommit
 from basaltmq.store.open import open_view
 from basaltmq.store.overlay import OverlayStore
@@ -111,6 +115,65 @@ def _queue_row(plane: QueuePlane, config: QueueConfig) -> dict[str, object]:
         "failed": counts["failed"],
         "dead_letter_queue": config.dead_letter_queue,
     }
+
+
+@queue.command()
+@as_json
+@click.pass_obj
+def transactions(data_dir: Path, as_json: bool) -> None:
+    """List branches of distributed transactions that wait for their outcome. Works beside a running process."""
+    with _view(data_dir) as plane:
+        rows = [
+            {
+                "xid": str(doubt.xid),
+                "state": doubt.state,
+                "since": datetime.fromtimestamp(doubt.since_ms / 1000, UTC).isoformat(timespec="seconds"),
+                "held": doubt.held,
+                "to_enqueue": doubt.enqueues,
+                "queues": doubt.queues if as_json else ", ".join(doubt.queues),
+            }
+            for doubt in plane.xa.in_doubt()
+        ]
+    show(rows, as_json=as_json, empty="no branch is in doubt")
+
+
+def _deciding(name: str, summary: str, done: str, decide: Callable[[QueuePlane, Xid], None], warning: str) -> None:
+    """A command by which an operator settles a branch."""
+
+    @queue.command(name, help=summary)
+    @click.argument("xid")
+    @no_question
+    @click.pass_obj
+    def run(data_dir: Path, xid: str, yes: bool) -> None:
+        chosen = parse_xid(xid)
+        with basaltmq.open(data_dir, create=False) as db:
+            if not yes:
+                click.confirm(f"{warning} Go on with branch {chosen}?", abort=True)
+            decide(db.queue_plane, chosen)
+        click.echo(f"branch {chosen} {done}")
+
+
+_deciding(
+    "commit",
+    "Commit a prepared branch whose coordinator does not come. The decision is remembered.",
+    "committed; its coordinator is told so when it comes, or forget it with: basalt queue forget",
+    lambda plane, xid: plane.xa.decide(xid, commit=True),
+    "Its coordinator may decide otherwise, and other resources with it.",
+)
+_deciding(
+    "rollback",
+    "Roll back a prepared branch whose coordinator does not come. The decision is remembered.",
+    "rolled back; its coordinator is told so when it comes, or forget it with: basalt queue forget",
+    lambda plane, xid: plane.xa.decide(xid, commit=False),
+    "Its coordinator may decide otherwise, and other resources with it.",
+)
+_deciding(
+    "forget",
+    "Forget what was decided for a branch, once its coordinator knows.",
+    "forgotten",
+    lambda plane, xid: plane.xa.forget(xid),
+    "Its coordinator will not hear of the decision any more.",
+)
 
 
 @queue.command()

@@ -24,6 +24,7 @@ import msgspec
 from basaltmq.embedded.queue import EmbeddedQueue
 from basaltmq.embedded.queues import OpenQueues
 from basaltmq.embedded.topic import EmbeddedTopic
+from basaltmq.embedded.transaction import Transaction, Xa
 from basaltmq.embedded.waiting import Arrivals
 from basaltmq.errors import BasaltError, InvalidConfigError, StoreClosedError, TopicExistsError
 from basaltmq.log.backup import copy_lane
@@ -186,6 +187,16 @@ class Basalt:
     def queue_plane(self) -> QueuePlane:
         """The plane below the queues: changes of several queues in one, fan-out, runtime settings."""
         return self._open_queues().plane
+
+    def transaction(self) -> Transaction:
+        """Enqueues and acks over any queues that happen together, or not at all: `with db.transaction() as tx: ...`."""
+        queues = self._open_queues()
+        return Transaction(queues.plane, queues.commit)
+
+    @property
+    def xa(self) -> Xa:
+        """Branches of distributed transactions over the queues."""
+        return Xa(lambda: self.queue_plane)
 
     def _open_queues(self) -> OpenQueues:
         with self._closing:

@@ -98,7 +98,7 @@ class EmbeddedQueue:
         Many messages that need more than a payload are `Draft`s, each with its own fields. A message whose `dedup_id`
         is known in the queue's window is not added; its id is that of the first.
         """
-        drafts, is_one = _drafts(message, fields)
+        drafts, is_one = drafts_of(message, fields)
         ids = self._plane.enqueue(self.name, drafts, durability=_level(durability))
         return ids[0] if is_one else ids
 
@@ -228,7 +228,7 @@ class EmbeddedQueue:
 
     async def enqueue_async(self, message: Any, *, durability: Durability | str | None = None, **fields: Any) -> Any:
         """As `enqueue`; waiting for the disk holds no thread, so any number of these share its syncs."""
-        drafts, is_one = _drafts(message, fields)
+        drafts, is_one = drafts_of(message, fields)
         level = _level(durability)
 
         def write() -> tuple[list[bytes], Durability]:
@@ -285,7 +285,7 @@ class EmbeddedQueue:
         return await asyncio.to_thread(self.stats)
 
 
-def _drafts(message: Any, fields: dict[str, Any]) -> tuple[list[Draft | bytes], bool]:
+def drafts_of(message: Any, fields: dict[str, Any]) -> tuple[list[Draft | bytes], bool]:
     """What `enqueue` was given, as the plane takes it, and whether it was a single message."""
     fields = {name: value for name, value in fields.items() if value is not None}
     if isinstance(message, bytes | str) and fields:

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 import basaltmq
 from basaltmq.cli.main import main
 from basaltmq.cli.queue_lines import PREVIEW_CHARS, preview
+from basaltmq.messages.branches import Xid
 
 Run: TypeAlias = Callable[..., Result]
 
@@ -215,3 +216,31 @@ def test_a_preview_is_one_short_line() -> None:
     assert preview("ä€".encode()) == "ä€"
     assert len(preview(b"x" * 1_000)) == PREVIEW_CHARS
     assert preview("€".encode() * 1_000) == "€" * (PREVIEW_CHARS - 1) + "…"
+
+
+@pytest.mark.spec("A6")
+def test_branches_in_doubt_are_listed_beside_a_running_process_and_settled_by_an_operator(run: Run, data: Path) -> None:
+    fill(run, "one", "two")
+    assert "no branch is in doubt" in run("transactions").stdout
+    x, y = Xid(1, b"global", b"a"), Xid(1, b"global", b"b")
+    with basaltmq.open(data) as db:
+        for xid in (x, y):
+            with db.xa.begin(xid) as session:
+                session.dequeue("jobs")
+                session.enqueue("jobs", b"more")
+            db.xa.prepare(xid)
+        (first, second) = json.loads(run("transactions", "--json").stdout)
+    assert (first["xid"], first["held"], first["to_enqueue"], first["queues"]) == (str(x), 1, 1, ["jobs"])
+    assert second["state"] == "prepared"
+    assert str(y) in run("transactions").stdout
+    assert "[queue_held]" in run("delete", "jobs", "--yes", code=1).stderr
+    run("commit", str(x), stdin="n\n", code=1)
+    assert "committed" in run("commit", str(x), "--yes").stdout
+    assert "rolled back" in run("rollback", str(y), stdin="y\n").stdout
+    assert [line["payload"] for line in lines(run("peek", "jobs", "--json"))] == ["two", "more"]
+    assert "[xa_heuristic_commit]" in run("rollback", str(x), "--yes", code=1).stderr
+    assert "committed by an operator" in run("transactions").stdout
+    run("forget", str(x), "--yes")
+    run("forget", str(y), "--yes")
+    assert "no branch is in doubt" in run("transactions").stdout
+    assert "format:global:branch" in run("forget", "nonsense", "--yes", code=1).stderr

@@ -1,0 +1,53 @@
+"""Transactions and branches over queues after kill -9 and power loss: every message is in one place."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from tests.crash.harness import Forge, PowerLoss, Tails, remove
+from tests.crash.queue_branches import Story, ride
+
+KILLS = 15
+LOSSES = 5
+
+pytestmark = [pytest.mark.spec("A5", "A6"), pytest.mark.promise("P1", "P2")]
+
+
+def test_after_kill_9_every_message_is_in_one_place_and_decisions_stand(forge: Forge, tmp_path: Path) -> None:
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    path, story = tmp_path / "store", Story()
+    for _ in range(KILLS):
+        ride(forge.start("tests.crash.queue_branches:run", str(path), rng.getrandbits(32)), story, rng)
+    for line in forge.run("tests.crash.queue_branches:check", str(path), rng.getrandbits(32)):
+        story.hear(line)
+    story.check()
+    assert story.opened > KILLS // 3
+    assert story.decided
+    assert story.moved
+
+
+@pytest.mark.parametrize("tails", [Tails.CUT, Tails.TORN])
+def test_after_power_loss_every_message_is_in_one_place_and_decisions_stand(
+    forge: Forge, tmp_path: Path, tails: Tails
+) -> None:
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    path, story = tmp_path / "store-0", Story()
+    for number in range(LOSSES):
+        disk = PowerLoss(path, tmp_path / f"disk-{number}")
+        child = forge.start("tests.crash.queue_branches:run", str(path), rng.getrandbits(32), shim=disk.shim())
+        ride(child, story, rng)
+        left = tmp_path / f"store-{number + 1}"
+        disk.play(left, tails, rng)
+        remove(path)
+        remove(tmp_path / f"disk-{number}")
+        path = left
+    for line in forge.run("tests.crash.queue_branches:check", str(path), rng.getrandbits(32)):
+        story.hear(line)
+    story.check()
+    assert story.opened > 1
