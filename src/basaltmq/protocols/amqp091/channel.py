@@ -1,0 +1,253 @@
+"""A channel: methods of the client done by the broker, and what the broker has for the client sent on.
+
+Everything a client asks for on a channel is handed to the virtual host in the order it came. A mandatory message that
+is returned goes out before its confirm. After a fault nothing more is done for the channel: consumers end, deliveries
+that were not settled go back to their places, an open transaction is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from basaltmq.broker import properties
+from basaltmq.broker.consumer import Consumer, Delivered
+from basaltmq.broker.properties import seal
+from basaltmq.broker.publishing import Publish
+from basaltmq.protocols.amqp091 import consuming, reply_to
+from basaltmq.protocols.amqp091 import methods as m
+from basaltmq.protocols.amqp091.confirms import Confirms
+from basaltmq.protocols.amqp091.errors import (
+    NO_ROUTE,
+    NOT_FOUND,
+    NOT_IMPLEMENTED,
+    PRECONDITION_FAILED,
+    ChannelFault,
+    ConnectionFault,
+)
+from basaltmq.protocols.amqp091.events import Published
+from basaltmq.protocols.amqp091.outbox import write_content
+from basaltmq.protocols.amqp091.subscriptions import Subscription, Subscriptions
+from basaltmq.protocols.amqp091.transactions import Transaction
+from basaltmq.protocols.amqp091.unacked import Unacked
+
+if TYPE_CHECKING:
+    from basaltmq.protocols.amqp091.connection import Connection
+
+DEFAULT_EXCHANGE_RESOURCE: Final = "amq.default"
+"""What permissions call the exchange without a name."""
+
+CHECKED_MAX: Final = 256
+"""Properties known to be in order, per connection; those with an id or a time of their own never hit."""
+
+CHECKED_BYTES_MAX: Final = 256
+
+IMPERSONATOR: Final = "impersonator"
+"""The tag of users who may publish in the name of others."""
+
+Handler = Callable[["Channel", Any], None]
+
+
+class Channel:
+    """One channel of a connection."""
+
+    def __init__(self, number: int, connection: Connection) -> None:
+        self.number = number
+        self.connection = connection
+        self.session = connection.session
+        self.vhost = connection.vhost
+        self.user = connection.user
+        self.is_open = True
+        self.confirms: Confirms | None = None
+        self.transaction: Transaction | None = None
+        self.unacked: Unacked[Subscription] = Unacked()
+        self.subscriptions = Subscriptions()
+        self.last_queue = ""
+        """What an empty queue name stands for: the queue declared last."""
+        self.reply_name = ""
+        self.reply_subscription: Subscription | None = None
+        self.published = self.delivered = self.acked = 0
+
+    def handle(self, method: m.Method) -> None:
+        """Do what the client asks for."""
+        self.connection.handlers[type(method)](self, method)
+
+    def send(self, method: m.Method) -> None:
+        self.session.send(self.number, method)
+
+    def check(self, kind: str, resource: str) -> None:
+        """Refuse what the user may not do."""
+        self.connection.server.node.permissions.check(self.user, self.vhost.name, kind, resource)
+
+    def queue_name(self, name: str, method: m.Method) -> str:
+        """The queue a method means."""
+        if name:
+            return name
+        if not self.last_queue:
+            raise ChannelFault(NOT_FOUND, "no previously declared queue", method.number)
+        return self.last_queue
+
+    def publish(self, event: Published) -> None:
+        """Messages that came by one basic.publish after the other, all by the same route."""
+        method = event.method
+        exchange, routing_key, mandatory = method.exchange, method.routing_key, method.mandatory
+        permissions = self.connection.server.node.permissions
+        permissions.check(self.user, self.vhost.name, "write", exchange or DEFAULT_EXCHANGE_RESOURCE)
+        if exchange:
+            permissions.check_topic(self.user, self.vhost.name, exchange, "write", routing_key)
+        if method.immediate:
+            raise ConnectionFault(NOT_IMPLEMENTED, "immediate=true", method.number)
+        self.connection.is_publisher = True
+        self.published += len(event.bodies)
+        if not exchange and reply_to.is_reply_name(routing_key):
+            self._publish_reply(event)
+            return
+        self.vhost.check_exchange(exchange)
+        known = self.connection.checked_properties
+        confirms = self.confirms
+        number, step = (confirms.last, 1) if confirms is not None else (0, 0)
+        messages: list[Publish] = []
+        try:
+            for raw, body in zip(event.properties, event.bodies, strict=True):
+                if raw not in known:
+                    raw = self._check_properties(raw)
+                number += step
+                messages.append((self, exchange, routing_key, raw, body, mandatory, number))
+        finally:
+            # What came before a message that is refused is published all the same.
+            if confirms is not None:
+                confirms.last = number
+            if self.transaction is not None:
+                self.transaction.publish(messages)
+            else:
+                self.vhost.publish_many(messages)
+
+    def _check_properties(self, raw: bytes) -> bytes:
+        """Properties fit to be sent on, with the name for answers put in."""
+        seen = properties.peek(raw)
+        if seen.user_id is not None and seen.user_id != self.user.name.encode() and IMPERSONATOR not in self.user.tags:
+            raise ChannelFault(
+                PRECONDITION_FAILED,
+                f"user_id property set to '{seen.user_id.decode(errors='backslashreplace')}' "
+                f"but authenticated user was '{self.user.name}'",
+                m.BasicPublish.number,
+            )
+        if seen.has_reply_to and reply_to.wants_reply(raw):
+            if not self.reply_name:
+                raise ChannelFault(PRECONDITION_FAILED, "fast reply consumer does not exist", m.BasicPublish.number)
+            return reply_to.rewrite(raw, self.reply_name)
+        if len(raw) <= CHECKED_BYTES_MAX:
+            known = self.connection.checked_properties
+            if len(known) >= CHECKED_MAX:
+                known.clear()
+            known.add(raw)
+        return raw
+
+    def _publish_reply(self, event: Published) -> None:
+        """Answers to a channel that asked: they go past the queues, and are taken or dropped at once."""
+        method = event.method
+        numbers = []
+        for raw, body in zip(event.properties, event.bodies, strict=True):
+            raw = self._check_properties(raw)
+            taker = self.connection.server.replies.find(self.vhost.name, method.routing_key)
+            if taker is not None:
+                taker.take_reply(method.exchange, method.routing_key, raw, body)
+            elif method.mandatory:
+                self.returned(NO_ROUTE, "NO_ROUTE", method.exchange, method.routing_key, raw, body)
+            if self.confirms is not None:
+                self.confirms.last += 1
+                numbers.append(self.confirms.last)
+        if numbers:
+            self.confirmed(numbers, True)
+
+    def take_reply(self, exchange: str, routing_key: str, properties: bytes, body: bytes) -> None:
+        """An answer for this channel."""
+        subscription = self.reply_subscription
+        if not self.is_open or subscription is None or subscription.writer is None:
+            return
+        self.unacked.last += 1
+        envelope = seal(exchange, routing_key, properties)
+        subscription.writer.write(self.session.outgoing, self.unacked.last, False, envelope, body)
+        self.delivered += 1
+        self.connection.wrote()
+
+    def returned(
+        self, reply_code: int, reply_text: str, exchange: str, routing_key: str, properties: bytes, body: bytes
+    ) -> None:
+        """A mandatory message had no route."""
+        if not self.is_open:
+            return
+        method = m.BasicReturn(reply_code, reply_text, exchange, routing_key)
+        frame_bytes_max = self.session.tuning.frame_bytes_max
+        write_content(self.session.outgoing, self.number, method, properties, body, frame_bytes_max)
+        self.connection.wrote()
+
+    def confirmed(self, numbers: Sequence[int], ok: bool) -> None:
+        """Messages are durable, or refused."""
+        if self.is_open and self.confirms is not None and numbers:
+            self.confirms.answer(numbers, ok, self.session.outgoing)
+            self.connection.wrote()
+
+    def deliver(self, consumer: Consumer, deliveries: Sequence[Delivered]) -> None:
+        """Messages for a consumer of this channel."""
+        subscription = self.subscriptions.by_consumer.get(consumer)
+        if subscription is None:
+            return
+        self.send_deliveries(subscription, self.subscriptions.admit(subscription, deliveries))
+
+    def send_deliveries(self, subscription: Subscription, deliveries: Sequence[Delivered]) -> None:
+        unacked = self.unacked
+        tag = unacked.last
+        entries = unacked.entries
+        out = self.session.outgoing
+        writer = subscription.writer
+        assert writer is not None
+        write, no_ack = writer.write, subscription.no_ack
+        for delivery in deliveries:
+            tag += 1
+            write(out, tag, delivery.redelivered, delivery.properties, delivery.payload)
+            if not no_ack:
+                entries[tag] = (subscription, delivery.token, delivery.id)
+        unacked.last = tag
+        self.delivered += len(deliveries)
+        self.connection.wrote()
+
+    def cancelled(self, consumer: Consumer) -> None:
+        """The queue of a consumer is gone."""
+        subscription = self.subscriptions.by_consumer.get(consumer)
+        if subscription is None:
+            return
+        self.subscriptions.remove(subscription)
+        if self.is_open and self.connection.client.consumer_cancel_notify:
+            self.send(m.BasicCancel(subscription.tag, True))
+            self.connection.wrote()
+
+    def stop(self) -> None:
+        """The channel ends: give back what it holds."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        consuming.leave(self)
+        if self.transaction is not None:
+            self.transaction.forget()
+
+    def info(self) -> dict[str, Any]:
+        """What administrators see."""
+        return {
+            "number": self.number,
+            "name": f"{self.connection.name} ({self.number})",
+            "user": self.user.name,
+            "vhost": self.vhost.name,
+            "confirm": self.confirms is not None,
+            "transactional": self.transaction is not None,
+            "prefetch_count": self.subscriptions.prefetch,
+            "global_prefetch_count": self.subscriptions.channel_prefetch,
+            "consumer_count": len(self.subscriptions.by_tag),
+            "messages_unacknowledged": len(self.unacked),
+            "messages_unconfirmed": 0 if self.confirms is None else self.confirms.unanswered,
+            "acks_uncommitted": 0 if self.transaction is None else self.transaction.acks,
+            "messages_uncommitted": 0 if self.transaction is None else len(self.transaction.publishes),
+            "published": self.published,
+            "delivered": self.delivered,
+            "acknowledged": self.acked,
+        }

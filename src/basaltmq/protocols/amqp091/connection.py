@@ -1,0 +1,527 @@
+"""One client's socket: bytes to the session, events to the channels, what gathers written once a turn.
+
+Backpressure. While publishers are held (disk, memory, a store that is behind) a connection that publishes is not
+read. A client that does not read: above `WRITE_HIGH_BYTES` waiting for it its consumers are paused, so that what
+grows is only answers to what it asks for; above `WRITE_STOP_BYTES` it is not read either until it has caught up. So
+neither side waits for the other, and what a connection holds is bounded.
+
+A connection that broke the protocol is told why and is given `CLOSE_S` to answer; then it is cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+import ssl
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from basaltmq.broker.amqp_table import Table
+from basaltmq.broker.vhost import VHost
+from basaltmq.errors import AuthenticationError, BasaltError
+from basaltmq.protocols.amqp091 import methods as m
+from basaltmq.protocols.amqp091 import sasl
+from basaltmq.protocols.amqp091.capabilities import ClientCapabilities
+from basaltmq.protocols.amqp091.channel import Channel
+from basaltmq.protocols.amqp091.errors import (
+    ACCESS_REFUSED,
+    CONNECTION_FORCED,
+    INTERNAL_ERROR,
+    NOT_ALLOWED,
+    ChannelFault,
+    ConnectionFault,
+    Fault,
+    fault_of,
+    shorten,
+)
+from basaltmq.protocols.amqp091.events import (
+    ChannelFailed,
+    ConnectionFailed,
+    Event,
+    HeaderAccepted,
+    HeaderRefused,
+    Published,
+    Received,
+)
+from basaltmq.protocols.amqp091.frames import HEARTBEAT_FRAME
+from basaltmq.protocols.amqp091.port import User
+from basaltmq.protocols.amqp091.session import Session
+from basaltmq.protocols.amqp091.states import Phase
+
+if TYPE_CHECKING:
+    from basaltmq.protocols.amqp091.server import Server
+
+WRITE_HIGH_BYTES: Final = 1 << 20
+"""Above this, consumers wait: a second of a 10 Mbit/s line."""
+
+WRITE_LOW_BYTES: Final = 256 << 10
+WRITE_STOP_BYTES: Final = 16 << 20
+"""Above this the connection is not read: room for the answers to a pipeline of requests, no more."""
+
+HANDSHAKE_S: Final = 10
+"""A stranger has this long to say who it is."""
+
+CLOSE_S: Final = 5
+"""A client has this long to answer connection.close."""
+
+REFUSED_LOGIN_S: Final = 1.0
+"""A refused login is answered after this, so that guessing takes time."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Connection(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.handlers = server.handlers
+        self.session = Session(server.limits)
+        self.channels: dict[int, Channel] = {}
+        self.checked_properties: set[bytes] = set()
+        self.client = ClientCapabilities({})
+        self.client_properties: Table = {}
+        self.mechanism = ""
+        self.name = ""
+        self.is_publisher = False
+        self.is_full = False
+        """The client does not read what waits for it."""
+        self.received_bytes = self.sent_bytes = 0
+        self.connected_at_ms = int(time.time() * 1000)
+        self.silent_s = 0
+        self.heard = False
+        self.said = False
+        self._quiet_s = 0
+        self._age_s = 0
+        self._closing_s = 0
+        self._vhost: VHost | None = None
+        self._user: User | None = None
+        self._transport: asyncio.Transport | None = None
+        self._flush_is_due = False
+        self._is_walking = False
+        self._holds: set[str] = set()
+        """Why the socket is not read."""
+        self._blocked_told = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def vhost(self) -> VHost:
+        assert self._vhost is not None
+        return self._vhost
+
+    @property
+    def user(self) -> User:
+        assert self._user is not None
+        return self._user
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
+        raw = transport.get_extra_info("socket")
+        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer, here = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+        self.name = f"{_address(peer)} -> {_address(here)}"
+        self.server.joined(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.heard = True
+        self.received_bytes += len(data)
+        self._is_walking = True
+        try:
+            for event in self.session.receive(data):
+                self._handle(event)
+        except Exception as error:
+            self.broke(error)
+        finally:
+            self._is_walking = False
+        self._flush()
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Published():
+                channel = self.channels.get(event.channel)
+                if channel is not None:
+                    self._do(channel, event)
+            case Received():
+                if event.channel:
+                    self._channel_method(event.channel, event.method)
+                else:
+                    self._connection_method(event.method)
+            case ChannelFailed():
+                _log.warning("%s: channel %d: %s", self.name, event.channel, event.fault)
+                self._end_channel(event.channel)
+            case ConnectionFailed():
+                _log.warning("%s: closed: %s", self.name, event.fault)
+                self._end_channels()
+                self._closing_s = CLOSE_S
+            case HeaderAccepted():
+                properties = self.server.properties
+                offered = " ".join(sasl.mechanisms(has_certificate=bool(self._certificate())))
+                self.session.send(0, m.ConnectionStart(0, 9, properties, offered.encode(), b"en_US"))
+            case HeaderRefused():
+                _log.warning("%s: speaks something else: %r", self.name, event.got)
+                self._finish()
+
+    def _channel_method(self, number: int, method: m.Method) -> None:
+        if type(method) is m.ChannelOpen:
+            self.channels[number] = Channel(number, self)
+            self.session.send(number, m.ChannelOpenOk())
+        elif type(method) is m.ChannelClose:
+            self._end_channel(number)
+            self.session.send(number, m.ChannelCloseOk())
+        else:
+            channel = self.channels.get(number)
+            if channel is not None:
+                self._do(channel, method)
+
+    def _do(self, channel: Channel, what: m.Method | Published) -> None:
+        try:
+            if isinstance(what, Published):
+                channel.publish(what)
+                if self.server.blocked_reason is not None:
+                    self.hold_publisher(self.server.blocked_reason)
+            else:
+                self.handlers[type(what)](channel, what)
+        except Fault as fault:
+            self.refuse(channel.number, fault)
+        except BasaltError as error:
+            number = what.method.number if isinstance(what, Published) else what.number
+            self.refuse(channel.number, fault_of(error, number))
+
+    def refuse(self, number: int, fault: Fault) -> None:
+        """End a channel, or the connection, with a fault."""
+        if isinstance(fault, ChannelFault):
+            _log.info("%s: channel %d: %s", self.name, number, fault)
+            self._end_channel(number)
+            self.session.close_channel(number, fault)
+        else:
+            self.end(fault)
+        self.wrote()
+
+    def end(self, fault: Fault) -> None:
+        """End the connection with a fault."""
+        if self.session.phase in (Phase.CLOSING, Phase.CLOSED):
+            return
+        _log.warning("%s: closed: %s", self.name, fault)
+        self._end_channels()
+        self.session.fail(fault)
+        self._closing_s = CLOSE_S
+        self._release_all_holds()
+        self.wrote()
+
+    def broke(self, error: BaseException) -> None:
+        """A bug of ours: this connection ends, the others go on."""
+        _log.error("%s: internal error", self.name, exc_info=error)
+        self.end(ConnectionFault(INTERNAL_ERROR, "an internal error; the server's log has it"))
+
+    def _connection_method(self, method: m.Method) -> None:
+        match method:
+            case m.ConnectionStartOk():
+                self.client_properties = method.client_properties
+                self.client = ClientCapabilities(method.client_properties)
+                self.mechanism = method.mechanism
+                self._start(self._authenticate(method))
+            case m.ConnectionOpen():
+                self._open(method)
+            case m.ConnectionUpdateSecret():
+                self._start(self._update_secret(method))
+            case m.ConnectionClose() | m.ConnectionCloseOk():
+                self._end_channels()
+                self._finish()
+
+    def _start(self, step: Any) -> None:
+        """Take a step that waits; nothing more is read until it is done."""
+        self.hold("step")
+        self._task = self.server.loop.create_task(self._finish_step(step))
+
+    async def _finish_step(self, step: Any) -> None:
+        try:
+            await step
+        except Fault as fault:
+            self.end(fault)
+        except BasaltError as error:
+            self.end(fault_of(error))
+        except Exception as error:
+            self.broke(error)
+        finally:
+            self.release("step")
+            self._flush()
+
+    async def _authenticate(self, method: m.ConnectionStartOk) -> None:
+        users = self.server.node.users
+        certificate = self._certificate()
+        try:
+            if method.mechanism == sasl.PLAIN:
+                name, password = sasl.read_plain(method.response)
+                user = await users.authenticate(name, password, peer_is_loopback=self._is_loopback())
+            elif method.mechanism == sasl.AMQPLAIN:
+                name, password = sasl.read_amqplain(method.response)
+                user = await users.authenticate(name, password, peer_is_loopback=self._is_loopback())
+            elif method.mechanism == sasl.EXTERNAL and certificate:
+                user = await users.external(certificate, peer_is_loopback=self._is_loopback())
+            else:
+                raise ConnectionFault(
+                    NOT_ALLOWED, f"mechanism '{method.mechanism}' is not one of those offered", method.number
+                )
+        except AuthenticationError as error:
+            await self._refuse_login(method, error)
+            return
+        if self.session.phase is not Phase.CHECKING:
+            return
+        self._user = user
+        limits = self.server.limits
+        self.session.send(0, m.ConnectionTune(limits.channel_max, limits.frame_bytes_max, limits.heartbeat_s))
+
+    async def _refuse_login(self, method: m.ConnectionStartOk, error: AuthenticationError) -> None:
+        _log.warning("%s: login refused: %s", self.name, error)
+        await asyncio.sleep(REFUSED_LOGIN_S)
+        if self.session.phase is not Phase.CHECKING:
+            return
+        if not self.client.authentication_failure_close:
+            # A client that cannot be told sees the socket close, as the specification has it.
+            self._finish()
+            return
+        self.end(
+            ConnectionFault(
+                ACCESS_REFUSED,
+                f"Login was refused using authentication mechanism {method.mechanism}. "
+                "For details see the broker logfile.",
+            )
+        )
+
+    async def _update_secret(self, method: m.ConnectionUpdateSecret) -> None:
+        try:
+            secret = method.secret.decode()
+        except UnicodeDecodeError:
+            raise ConnectionFault(NOT_ALLOWED, "the secret is not UTF-8", method.number) from None
+        users = self.server.node.users
+        await users.authenticate(self.user.name, secret, peer_is_loopback=self._is_loopback())
+        if self.session.phase is Phase.RUNNING:
+            self.session.send(0, m.ConnectionUpdateSecretOk())
+
+    def _open(self, method: m.ConnectionOpen) -> None:
+        try:
+            if len(self.server.connections) > self.server.connections_max:
+                raise ConnectionFault(
+                    NOT_ALLOWED, f"the limit of {self.server.connections_max} connections is reached", method.number
+                )
+            vhost = self.server.node.vhost(method.virtual_host)
+            self.server.node.permissions.check_vhost(self.user, method.virtual_host)
+            vhost.attach(self, self._vhost_failed)
+        except Fault as fault:
+            self.end(fault)
+            return
+        except BasaltError as error:
+            told = fault_of(error, method.number)
+            # Whatever keeps a client out of a virtual host ends the connection; clients look for 530.
+            code = NOT_ALLOWED if isinstance(told, ChannelFault) else told.code
+            self.end(ConnectionFault(code, told.text, method.number))
+            return
+        self._vhost = vhost
+        self.session.send(0, m.ConnectionOpenOk())
+        self.server.node.connections.add(self)
+
+    def _vhost_failed(self, error: BaseException) -> None:
+        self.close(f"vhost '{self.vhost.name}' is down: {error}")
+
+    def _end_channel(self, number: int) -> None:
+        channel = self.channels.pop(number, None)
+        if channel is not None:
+            try:
+                channel.stop()
+            except BasaltError as error:
+                _log.warning("%s: channel %d could not give back what it held: %s", self.name, number, error)
+
+    def _end_channels(self) -> None:
+        for number in list(self.channels):
+            self._end_channel(number)
+
+    def close(self, reason: str) -> None:
+        """End the connection for the operator's or the server's reasons."""
+        if self.session.phase in (Phase.HEADER, Phase.START_OK):
+            self._finish()
+        else:
+            self.end(ConnectionFault(CONNECTION_FORCED, reason))
+
+    def _finish(self) -> None:
+        """Write what is left and close the socket."""
+        self._flush()
+        self.session.phase = Phase.CLOSED
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Cut the connection off."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        self.session.phase = Phase.CLOSED
+        self._transport = None
+        self._end_channels()
+        if self._vhost is not None:
+            try:
+                self._vhost.release_owner(self)
+            except BasaltError as failure:
+                _log.warning("%s: could not be released: %s", self.name, failure)
+            self.server.node.connections.remove(self)
+        self.server.left(self)
+
+    def wrote(self) -> None:
+        """Something gathered outside the walk over received bytes: write it at the end of the turn."""
+        if not self._flush_is_due and not self._is_walking:
+            self._flush_is_due = True
+            self.server.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_is_due = False
+        out = self.session.outgoing
+        transport = self._transport
+        if not out or transport is None:
+            out.clear()
+            return
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        self.said = True
+        self.sent_bytes += len(data)
+        transport.write(data)
+        if self.is_full and transport.get_write_buffer_size() > WRITE_STOP_BYTES:
+            self.hold("unread")
+        if self.session.phase is Phase.CLOSED:
+            transport.close()
+
+    def pause_writing(self) -> None:
+        self.is_full = True
+        for channel in self.channels.values():
+            for subscription in channel.subscriptions.by_tag.values():
+                if subscription.consumer is not None:
+                    subscription.consumer.pause()
+
+    def resume_writing(self) -> None:
+        self.is_full = False
+        self.release("unread")
+        for channel in self.channels.values():
+            for subscription in channel.subscriptions.by_tag.values():
+                if subscription.consumer is not None:
+                    subscription.consumer.resume()
+
+    def hold(self, why: str) -> None:
+        """Do not read, for one reason more."""
+        if not self._holds and self._transport is not None:
+            self._transport.pause_reading()
+        self._holds.add(why)
+
+    def release(self, why: str) -> None:
+        """Read again, if no other reason is left."""
+        if why in self._holds:
+            self._holds.remove(why)
+            if not self._holds and self._transport is not None and not self._transport.is_closing():
+                self._transport.resume_reading()
+                self.silent_s = 0
+
+    def _release_all_holds(self) -> None:
+        for why in list(self._holds - {"step"}):
+            self.release(why)
+
+    def hold_publisher(self, reason: str) -> None:
+        """Publishing is held: tell the client, if it publishes, and do not read what it sends."""
+        if self.is_publisher and self.session.phase is Phase.RUNNING:
+            if self.client.connection_blocked and not self._blocked_told:
+                self.session.send(0, m.ConnectionBlocked(shorten(reason)))
+                self.wrote()
+            self._blocked_told = True
+            self.hold("blocked")
+
+    def release_publisher(self) -> None:
+        if self._blocked_told:
+            self._blocked_told = False
+            if self.client.connection_blocked and self.session.phase is Phase.RUNNING:
+                self.session.send(0, m.ConnectionUnblocked())
+                self.wrote()
+            self.release("blocked")
+
+    def tick(self) -> None:
+        """A second has passed: time-outs and heartbeats, both ways."""
+        self._age_s += 1
+        phase = self.session.phase
+        if phase in (Phase.CLOSING, Phase.CLOSED):
+            self._closing_s -= 1
+            if self._closing_s < 0:
+                self.abort()
+            return
+        if phase is not Phase.RUNNING:
+            if self._age_s > HANDSHAKE_S:
+                _log.warning("%s: no handshake within %d s", self.name, HANDSHAKE_S)
+                self.abort()
+            return
+        interval_s = self.session.tuning.heartbeat_s
+        self._quiet_s = 0 if self.said else self._quiet_s + 1
+        self.silent_s = 0 if self.heard or self._holds else self.silent_s + 1
+        self.said = self.heard = False
+        if not interval_s:
+            return
+        if self._quiet_s >= max(1, interval_s // 2):
+            self._quiet_s = 0
+            self.session.outgoing.append(HEARTBEAT_FRAME)
+            self._flush()
+            self.said = False
+        if self.silent_s > 2 * interval_s:
+            _log.warning("%s: missed heartbeats from client, timeout: %d s", self.name, interval_s)
+            self.abort()
+
+    def _certificate(self) -> dict[str, Any]:
+        if self._transport is None or self._transport.get_extra_info("ssl_object") is None:
+            return {}
+        return self._transport.get_extra_info("peercert") or {}
+
+    def _is_loopback(self) -> bool:
+        peer = self._transport.get_extra_info("peername") if self._transport is not None else None
+        if isinstance(peer, tuple) and peer:
+            return ipaddress.ip_address(str(peer[0]).partition("%")[0]).is_loopback
+        return isinstance(peer, str | bytes)
+
+    def info(self) -> dict[str, Any]:
+        """What administrators see."""
+        transport = self._transport
+        peer = transport.get_extra_info("peername") if transport is not None else None
+        here = transport.get_extra_info("sockname") if transport is not None else None
+        tls = transport.get_extra_info("ssl_object") if transport is not None else None
+        tuning = self.session.tuning
+        return {
+            "name": self.name,
+            "protocol": "AMQP 0-9-1",
+            "state": "blocked" if self._blocked_told else self.session.phase.value,
+            "user": "" if self._user is None else self._user.name,
+            "vhost": "" if self._vhost is None else self._vhost.name,
+            "auth_mechanism": self.mechanism,
+            "peer_host": peer[0] if isinstance(peer, tuple) else "",
+            "peer_port": peer[1] if isinstance(peer, tuple) else 0,
+            "host": here[0] if isinstance(here, tuple) else "",
+            "port": here[1] if isinstance(here, tuple) else 0,
+            "ssl": isinstance(tls, ssl.SSLObject),
+            "channels": len(self.channels),
+            "channel_max": tuning.channel_max,
+            "frame_max": tuning.frame_bytes_max,
+            "timeout": tuning.heartbeat_s,
+            "client_properties": self.client_properties,
+            "connected_at": self.connected_at_ms,
+            "recv_oct": self.received_bytes,
+            "send_oct": self.sent_bytes,
+            "send_pend": 0 if transport is None else transport.get_write_buffer_size(),
+        }
+
+    def channel_infos(self) -> list[dict[str, Any]]:
+        return [channel.info() for channel in self.channels.values()]
+
+
+def _address(address: Any) -> str:
+    if isinstance(address, tuple):
+        host = f"[{address[0]}]" if ":" in str(address[0]) else address[0]
+        return f"{host}:{address[1]}"
+    return str(address or "local")

@@ -1,0 +1,107 @@
+"""Messages and confirms as bytes on their way out.
+
+    deliver   | method frame: 60, 60, consumer tag, delivery tag u64, redelivered u8, exchange, routing key |
+              | header frame | body frames |
+
+The envelope of a message (exchange, routing key, properties) lies in the queue in the order it is sent, so a delivery
+is put together from pieces: what is the same for messages alike (same envelope, same size) is made once and
+remembered; a message adds its delivery tag and its body.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+from basaltmq.broker.properties import encode_shortstr, properties_start
+from basaltmq.protocols.amqp091 import methods as m
+from basaltmq.protocols.amqp091.frames import (
+    BASIC_CLASS,
+    BODY,
+    CONTENT_FIXED_BYTES,
+    CONTENT_HEAD,
+    END_BYTE,
+    HEAD,
+    HEADER,
+    METHOD,
+    OVERHEAD_BYTES,
+    encode_content,
+)
+from basaltmq.protocols.amqp091.method_codec import encode_method
+
+PIECES_MAX: Final = 128
+"""Pieces per consumer: a queue rarely holds more kinds of messages at a time; some 50 KiB with usual names."""
+
+PIECE_BYTES_MAX: Final = 1024
+"""Longer envelopes are not remembered: they are rarely alike."""
+
+_DELIVER_ID: Final = b"\0\x3c\0\x3c"
+_TAG: Final = Struct(">Q")
+_CONFIRM: Final = Struct(">BHIHHQBB")
+_ACK_METHOD: Final = 80
+_NACK_METHOD: Final = 120
+_CONFIRM_BYTES: Final = 13
+_END: Final = 0xCE
+
+
+class DeliverWriter:
+    """Writes the deliveries of one consumer."""
+
+    __slots__ = ("_channel", "_consumer_tag", "_piece_bytes", "_pieces")
+
+    def __init__(self, channel: int, consumer_tag: str, frame_bytes_max: int) -> None:
+        self._channel = channel
+        self._consumer_tag = encode_shortstr(consumer_tag, "consumer tag")
+        self._piece_bytes = frame_bytes_max - OVERHEAD_BYTES
+        self._pieces: dict[tuple[bytes, int, bool], tuple[bytes, bytes]] = {}
+
+    def write(self, out: list[bytes], tag: int, redelivered: bool, envelope: bytes, body: bytes) -> None:
+        """Add one delivery to what goes out."""
+        size = len(body)
+        pieces = self._pieces.get((envelope, size, redelivered))
+        if pieces is None:
+            pieces = self._make(envelope, size, redelivered)
+        if 0 < size <= self._piece_bytes:
+            out += (pieces[0], _TAG.pack(tag), pieces[1], body, END_BYTE)
+            return
+        out += (pieces[0], _TAG.pack(tag), pieces[1])
+        for at in range(0, size, self._piece_bytes):
+            piece = body[at : at + self._piece_bytes]
+            out += (HEAD.pack(BODY, self._channel, len(piece)), piece, END_BYTE)
+
+    def _make(self, envelope: bytes, size: int, redelivered: bool) -> tuple[bytes, bytes]:
+        """What comes before the delivery tag, and what comes between it and the body."""
+        start = properties_start(envelope)
+        method_bytes = len(_DELIVER_ID) + len(self._consumer_tag) + _TAG.size + 1 + start
+        before = HEAD.pack(METHOD, self._channel, method_bytes) + _DELIVER_ID + self._consumer_tag
+        header_bytes = CONTENT_FIXED_BYTES + len(envelope) - start
+        between = b"".join(
+            (
+                b"\1" if redelivered else b"\0",
+                envelope[:start],
+                END_BYTE,
+                CONTENT_HEAD.pack(HEADER, self._channel, header_bytes, BASIC_CLASS, 0, size),
+                envelope[start:],
+                END_BYTE,
+                HEAD.pack(BODY, self._channel, size) if 0 < size <= self._piece_bytes else b"",
+            )
+        )
+        if len(envelope) <= PIECE_BYTES_MAX:
+            if len(self._pieces) >= PIECES_MAX:
+                self._pieces.clear()
+            self._pieces[envelope, size, redelivered] = (before, between)
+        return before, between
+
+
+def write_content(
+    out: list[bytes], channel: int, method: m.Method, properties: bytes, body: bytes, frame_bytes_max: int
+) -> None:
+    """Add a method with its content (basic.return, basic.get-ok) to what goes out."""
+    out.append(encode_method(channel, method))
+    out.extend(encode_content(channel, properties, body, frame_bytes_max))
+
+
+def encode_confirm(channel: int, tag: int, multiple: bool, ok: bool) -> bytes:
+    """basic.ack or basic.nack from the server: the answer to a publish."""
+    method = _ACK_METHOD if ok else _NACK_METHOD
+    return _CONFIRM.pack(METHOD, channel, _CONFIRM_BYTES, BASIC_CLASS, method, tag, multiple, _END)

@@ -1,0 +1,58 @@
+"""How clients say who they are.
+
+PLAIN      authorization id NUL name NUL password
+AMQPLAIN   a field table without its size: LOGIN, PASSWORD
+EXTERNAL   nothing: the certificate of the TLS connection speaks
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from basaltmq.broker import amqp_table
+from basaltmq.errors import MalformedTableError
+from basaltmq.protocols.amqp091.errors import SYNTAX_ERROR, ConnectionFault
+
+PLAIN: Final = "PLAIN"
+AMQPLAIN: Final = "AMQPLAIN"
+EXTERNAL: Final = "EXTERNAL"
+
+
+class Credentials(NamedTuple):
+    """A name and a password."""
+
+    name: str
+    password: str
+
+    def __repr__(self) -> str:
+        return f"Credentials(name={self.name!r}, password='...')"
+
+
+def mechanisms(*, has_certificate: bool) -> list[str]:
+    """What a connection may use, the best first."""
+    return [EXTERNAL, PLAIN, AMQPLAIN] if has_certificate else [PLAIN, AMQPLAIN]
+
+
+def read_plain(response: bytes) -> Credentials:
+    parts = response.split(b"\0")
+    if len(parts) != 3:
+        raise _malformed(PLAIN, "it is an authorization id, a name and a password with a NUL between each two")
+    try:
+        return Credentials(parts[1].decode(), parts[2].decode())
+    except UnicodeDecodeError:
+        raise _malformed(PLAIN, "name and password are UTF-8") from None
+
+
+def read_amqplain(response: bytes) -> Credentials:
+    try:
+        table = amqp_table.decode_all(len(response).to_bytes(4, "big") + response)
+    except MalformedTableError as error:
+        raise _malformed(AMQPLAIN, str(error)) from None
+    name, password = table.get("LOGIN"), table.get("PASSWORD")
+    if not isinstance(name, str) or not isinstance(password, str):
+        raise _malformed(AMQPLAIN, "it is a table with the texts LOGIN and PASSWORD")
+    return Credentials(name, password)
+
+
+def _malformed(mechanism: str, why: str) -> ConnectionFault:
+    return ConnectionFault(SYNTAX_ERROR, f"malformed response of mechanism {mechanism}: {why}", (10, 11))

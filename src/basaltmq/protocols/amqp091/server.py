@@ -1,0 +1,130 @@
+"""Listens for AMQP 0-9-1 clients and keeps the time for their connections.
+
+One sweep a second serves the time-outs and heartbeats of all connections: a timer of its own would cost each idle
+connection memory, and a second is finer than any of them needs. Sockets are accepted by asyncio; TLS contexts are
+handed in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import ssl
+from collections.abc import Callable
+from typing import Any, Final
+
+from basaltmq.protocols.amqp091 import consuming, topology, transactions
+from basaltmq.protocols.amqp091 import methods as m
+from basaltmq.protocols.amqp091.capabilities import PRODUCT, server_properties
+from basaltmq.protocols.amqp091.connection import Connection
+from basaltmq.protocols.amqp091.port import Node
+from basaltmq.protocols.amqp091.reply_to import ReplyTo
+from basaltmq.protocols.amqp091.tuning import Limits
+
+SWEEP_S: Final = 1.0
+CONNECTIONS_MAX: Final = 65_536
+"""More than file descriptors usually allow; the real limit is the system's."""
+
+BACKLOG: Final = 1024
+STOP_S: Final = 10.0
+"""Clients told to go have this long to answer."""
+
+_TOKEN_BYTES: Final = 16
+
+_log: Final = logging.getLogger(__name__)
+
+
+def random_token() -> str:
+    """22 characters nobody can guess."""
+    return secrets.token_urlsafe(_TOKEN_BYTES)
+
+
+class Server:
+    """All listeners and connections of AMQP 0-9-1 of one node."""
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        limits: Limits | None = None,
+        cluster_name: str = "basalt",
+        product: str = PRODUCT,
+        token: Callable[[], str] = random_token,
+        connections_max: int = CONNECTIONS_MAX,
+    ) -> None:
+        self.node = node
+        self.limits = limits or Limits()
+        self.properties = server_properties(cluster_name, product)
+        self.token = token
+        self.connections_max = connections_max
+        self.replies = ReplyTo(token)
+        self.connections: set[Connection] = set()
+        self.blocked_reason: str | None = None
+        """Why publishers are held."""
+        self.handlers: dict[type[m.Method], Any] = {
+            **topology.HANDLERS,
+            **consuming.HANDLERS,
+            **transactions.HANDLERS,
+        }
+        self.loop = asyncio.get_running_loop()
+        self._listeners: list[asyncio.AbstractServer] = []
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._emptied = asyncio.Event()
+        node.on_blocked(self._blocked)
+
+    async def listen(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> list[tuple[str, int]]:
+        """Listen on an address; where it really is (port 0 takes a free one)."""
+        listener = await self.loop.create_server(
+            lambda: Connection(self), host, port, ssl=tls, backlog=BACKLOG, reuse_address=True
+        )
+        self._listeners.append(listener)
+        if self._sweeper is None:
+            self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+        return [(each.getsockname()[0], each.getsockname()[1]) for each in listener.sockets]
+
+    async def close(self, reason: str = "the broker is shutting down") -> None:
+        """Accept nobody more, tell clients to go, and cut off those who do not answer."""
+        for listener in self._listeners:
+            listener.close()
+        for connection in list(self.connections):
+            connection.close(reason)
+        if self.connections:
+            self._emptied.clear()
+            try:
+                await asyncio.wait_for(self._emptied.wait(), STOP_S)
+            except TimeoutError:
+                _log.warning("%d connections did not answer and are cut off", len(self.connections))
+        for connection in list(self.connections):
+            connection.abort()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        for listener in self._listeners:
+            await listener.wait_closed()
+        self._listeners.clear()
+
+    def joined(self, connection: Connection) -> None:
+        self.connections.add(connection)
+
+    def left(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        if not self.connections:
+            self._emptied.set()
+
+    def _sweep(self) -> None:
+        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+        for connection in list(self.connections):
+            try:
+                connection.tick()
+            except Exception:
+                _log.exception("%s: the sweep failed", connection.name)
+
+    def _blocked(self, reason: str | None) -> None:
+        """Publishers are to be held, or let go."""
+        self.blocked_reason = reason
+        for connection in list(self.connections):
+            if reason is None:
+                connection.release_publisher()
+            else:
+                connection.hold_publisher(reason)

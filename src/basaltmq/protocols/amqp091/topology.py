@@ -1,0 +1,173 @@
+"""Methods that make, bind and delete exchanges and queues, and the few of a channel itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from basaltmq.protocols.amqp091 import methods as m
+from basaltmq.protocols.amqp091 import reply_to
+from basaltmq.protocols.amqp091.errors import (
+    NOT_FOUND,
+    NOT_IMPLEMENTED,
+    ChannelFault,
+    ConnectionFault,
+)
+
+if TYPE_CHECKING:
+    from basaltmq.protocols.amqp091.channel import Channel
+
+GENERATED: Final = "amq.gen-"
+"""How names begin that the server chooses; permissions are asked about that."""
+
+
+def exchange_declare(channel: Channel, method: m.ExchangeDeclare) -> None:
+    if not method.passive:
+        channel.check("configure", method.exchange)
+        alternate = method.arguments.get("alternate-exchange")
+        if isinstance(alternate, str):
+            channel.check("read", method.exchange)
+            channel.check("write", alternate)
+    channel.vhost.declare_exchange(
+        method.exchange,
+        method.type,
+        durable=method.durable,
+        auto_delete=method.auto_delete,
+        internal=method.internal,
+        arguments=method.arguments,
+        passive=method.passive,
+    )
+    if not method.nowait:
+        channel.send(m.ExchangeDeclareOk())
+
+
+def exchange_delete(channel: Channel, method: m.ExchangeDelete) -> None:
+    channel.check("configure", method.exchange)
+    channel.vhost.delete_exchange(method.exchange, if_unused=method.if_unused)
+    if not method.nowait:
+        channel.send(m.ExchangeDeleteOk())
+
+
+def exchange_bind(channel: Channel, method: m.ExchangeBind) -> None:
+    _check_bind(channel, method.destination, method.source, method.routing_key)
+    channel.vhost.bind_exchange(method.destination, method.source, method.routing_key, method.arguments)
+    if not method.nowait:
+        channel.send(m.ExchangeBindOk())
+
+
+def exchange_unbind(channel: Channel, method: m.ExchangeUnbind) -> None:
+    _check_bind(channel, method.destination, method.source, method.routing_key)
+    channel.vhost.unbind_exchange(method.destination, method.source, method.routing_key, method.arguments)
+    if not method.nowait:
+        channel.send(m.ExchangeUnbindOk())
+
+
+def _check_bind(channel: Channel, destination: str, source: str, routing_key: str) -> None:
+    channel.check("write", destination)
+    channel.check("read", source)
+    permissions = channel.connection.server.node.permissions
+    permissions.check_topic(channel.user, channel.vhost.name, source, "read", routing_key)
+
+
+def queue_declare(channel: Channel, method: m.QueueDeclare) -> None:
+    name = method.queue
+    if method.passive:
+        name = channel.queue_name(name, method)
+        if reply_to.is_reply_name(name):
+            _declare_reply(channel, name, method)
+            return
+    if not method.passive:
+        channel.check("configure", name or GENERATED)
+        dead_letters = method.arguments.get("x-dead-letter-exchange")
+        if isinstance(dead_letters, str):
+            channel.check("read", name or GENERATED)
+            channel.check("write", dead_letters)
+    info = channel.vhost.declare_queue(
+        name,
+        durable=method.durable,
+        exclusive=method.exclusive,
+        auto_delete=method.auto_delete,
+        arguments=method.arguments,
+        passive=method.passive,
+        owner=channel.connection,
+    )
+    channel.last_queue = info.name
+    if not method.nowait:
+        channel.send(m.QueueDeclareOk(info.name, info.messages, info.consumers))
+
+
+def _declare_reply(channel: Channel, name: str, method: m.QueueDeclare) -> None:
+    """Whether somebody waits for answers under a name."""
+    if channel.connection.server.replies.find(channel.vhost.name, name) is None:
+        raise ChannelFault(NOT_FOUND, f"no queue '{name}' in vhost '{channel.vhost.name}'", method.number)
+    if not method.nowait:
+        channel.send(m.QueueDeclareOk(name, 0, 1))
+
+
+def queue_bind(channel: Channel, method: m.QueueBind) -> None:
+    queue, routing_key = _queue_and_key(channel, method)
+    _check_bind(channel, queue, method.exchange, routing_key)
+    channel.vhost.bind_queue(queue, method.exchange, routing_key, method.arguments, owner=channel.connection)
+    if not method.nowait:
+        channel.send(m.QueueBindOk())
+
+
+def queue_unbind(channel: Channel, method: m.QueueUnbind) -> None:
+    queue, routing_key = _queue_and_key(channel, method)
+    _check_bind(channel, queue, method.exchange, routing_key)
+    channel.vhost.unbind_queue(queue, method.exchange, routing_key, method.arguments, owner=channel.connection)
+    channel.send(m.QueueUnbindOk())
+
+
+def _queue_and_key(channel: Channel, method: m.QueueBind | m.QueueUnbind) -> tuple[str, str]:
+    """Without queue and key both mean the queue declared last."""
+    queue = channel.queue_name(method.queue, method)
+    return queue, method.routing_key or ("" if method.queue else queue)
+
+
+def queue_purge(channel: Channel, method: m.QueuePurge) -> None:
+    queue = channel.queue_name(method.queue, method)
+    channel.check("read", queue)
+    count = channel.vhost.purge_queue(queue, owner=channel.connection)
+    if not method.nowait:
+        channel.send(m.QueuePurgeOk(count))
+
+
+def queue_delete(channel: Channel, method: m.QueueDelete) -> None:
+    queue = channel.queue_name(method.queue, method)
+    channel.check("configure", queue)
+    count = channel.vhost.delete_queue(
+        queue, if_unused=method.if_unused, if_empty=method.if_empty, owner=channel.connection
+    )
+    if not method.nowait:
+        channel.send(m.QueueDeleteOk(count))
+
+
+def channel_flow(channel: Channel, method: m.ChannelFlow) -> None:
+    if not method.active:
+        raise ConnectionFault(NOT_IMPLEMENTED, "active=false: use basic.qos", method.number)
+    channel.send(m.ChannelFlowOk(True))
+
+
+def channel_flow_ok(channel: Channel, method: m.ChannelFlowOk) -> None:
+    """An answer to a question we do not ask."""
+
+
+def access_request(channel: Channel, method: m.AccessRequest) -> None:
+    """A leftover of AMQP 0-8 that some clients send: permissions are checked where they count."""
+    channel.send(m.AccessRequestOk(1))
+
+
+HANDLERS: Final[dict[type[m.Method], Any]] = {
+    m.ExchangeDeclare: exchange_declare,
+    m.ExchangeDelete: exchange_delete,
+    m.ExchangeBind: exchange_bind,
+    m.ExchangeUnbind: exchange_unbind,
+    m.QueueDeclare: queue_declare,
+    m.QueueBind: queue_bind,
+    m.QueueUnbind: queue_unbind,
+    m.QueuePurge: queue_purge,
+    m.QueueDelete: queue_delete,
+    m.ChannelFlow: channel_flow,
+    m.ChannelFlowOk: channel_flow_ok,
+    m.AccessRequest: access_request,
+}

@@ -1,0 +1,129 @@
+"""Transactions of a channel: what is published and settled waits for tx.commit, which is one batch of the store.
+
+Deliveries settled in a transaction stay the channel's until the commit; a rollback makes them unsettled again, to be
+settled some other way. A refused commit ends the channel, with nothing of it done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from basaltmq.broker.publishing import Publish, Settlement
+from basaltmq.errors import BasaltError
+from basaltmq.protocols.amqp091 import consuming
+from basaltmq.protocols.amqp091 import methods as m
+from basaltmq.protocols.amqp091.confirms import Confirms
+from basaltmq.protocols.amqp091.errors import (
+    PRECONDITION_FAILED,
+    RESOURCE_ERROR,
+    ChannelFault,
+    ConnectionFault,
+    fault_of,
+)
+from basaltmq.protocols.amqp091.subscriptions import Subscription
+from basaltmq.protocols.amqp091.unacked import Taken
+
+if TYPE_CHECKING:
+    from basaltmq.protocols.amqp091.channel import Channel
+
+TRANSACTION_BYTES_MAX: Final = 64 << 20
+"""A transaction is one batch in memory and in the store; beyond this, commit more often."""
+
+
+class Transaction:
+    """What waits for tx.commit."""
+
+    __slots__ = ("_bytes", "acks", "publishes", "settled")
+
+    def __init__(self) -> None:
+        self.publishes: list[Publish] = []
+        self.settled: list[tuple[list[Taken[Subscription]], str]] = []
+        self.acks = 0
+        self._bytes = 0
+
+    def publish(self, messages: list[Publish]) -> None:
+        self._bytes += sum(len(message[3]) + len(message[4]) for message in messages)
+        if self._bytes > TRANSACTION_BYTES_MAX:
+            raise ConnectionFault(
+                RESOURCE_ERROR,
+                f"a transaction over {TRANSACTION_BYTES_MAX} bytes: commit after fewer messages",
+                m.BasicPublish.number,
+            )
+        self.publishes += messages
+
+    def settle(self, taken: list[Taken[Subscription]], outcome: str) -> None:
+        self.settled.append((taken, outcome))
+        self.acks += len(taken)
+
+    def taken(self) -> list[Taken[Subscription]]:
+        """Every delivery settled in it."""
+        return [each for taken, _ in self.settled for each in taken]
+
+    def forget(self) -> None:
+        self.publishes = []
+        self.settled = []
+        self.acks = self._bytes = 0
+
+
+def tx_select(channel: Channel, method: m.TxSelect) -> None:
+    if channel.confirms is not None:
+        raise ChannelFault(PRECONDITION_FAILED, "cannot switch from confirm to tx mode", method.number)
+    if channel.transaction is None:
+        channel.transaction = Transaction()
+    channel.send(m.TxSelectOk())
+
+
+def _of(channel: Channel, method: m.Method) -> Transaction:
+    if channel.transaction is None:
+        raise ChannelFault(PRECONDITION_FAILED, "channel is not transactional", method.number)
+    return channel.transaction
+
+
+def tx_commit(channel: Channel, method: m.TxCommit) -> None:
+    transaction = _of(channel, method)
+    settlements: list[Settlement] = []
+    for taken, outcome in transaction.settled:
+        settlements += consuming.settlements_of(taken, outcome)
+    done = channel.vhost.commit_tx(transaction.publishes, settlements)
+    taken = transaction.taken()
+    transaction.forget()
+    consuming.give_credit(channel, taken)
+
+    def answer(finished: asyncio.Future[None]) -> None:
+        if not channel.is_open or finished.cancelled():
+            return
+        error = finished.exception()
+        if error is None:
+            channel.send(m.TxCommitOk())
+            channel.connection.wrote()
+        elif isinstance(error, BasaltError):
+            channel.connection.refuse(channel.number, fault_of(error, method.number))
+        else:
+            channel.connection.broke(error)
+
+    done.add_done_callback(answer)
+
+
+def tx_rollback(channel: Channel, method: m.TxRollback) -> None:
+    transaction = _of(channel, method)
+    channel.unacked.put_back(transaction.taken())
+    transaction.forget()
+    channel.send(m.TxRollbackOk())
+
+
+def confirm_select(channel: Channel, method: m.ConfirmSelect) -> None:
+    if channel.transaction is not None:
+        raise ChannelFault(PRECONDITION_FAILED, "cannot switch from tx to confirm mode", method.number)
+    if channel.confirms is None:
+        channel.confirms = Confirms(channel.number)
+    if not method.nowait:
+        channel.send(m.ConfirmSelectOk())
+
+
+HANDLERS: Final[dict[type[m.Method], Any]] = {
+    m.TxSelect: tx_select,
+    m.TxCommit: tx_commit,
+    m.TxRollback: tx_rollback,
+    m.ConfirmSelect: confirm_select,
+}

@@ -1,0 +1,69 @@
+"""Deliveries of a channel that wait for the client's word.
+
+Delivery tags are numbers from 1 on, in the order of sending. A client settles one tag, or all up to one. The lowest tag
+that may be unsettled is remembered, so that settling "all up to" walks over each tag once in its life.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeAlias, TypeVar
+
+from basaltmq.protocols.amqp091.errors import PRECONDITION_FAILED, ChannelFault
+
+Source = TypeVar("Source")
+Taken: TypeAlias = tuple[int, Source, int, bytes]
+"""Tag, source, lease token, message id."""
+
+
+class Unacked(Generic[Source]):
+    """What was sent and is not settled: tag -> (where it came from, lease token, message id)."""
+
+    __slots__ = ("_low", "entries", "last")
+
+    def __init__(self) -> None:
+        self.entries: dict[int, tuple[Source, int, bytes]] = {}
+        self.last = 0
+        """The last tag given out."""
+        self._low = 1
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def take(self, tag: int, multiple: bool, method: tuple[int, int]) -> list[Taken[Source]]:
+        """Take out what a client settles, in order of the tags; tag 0 with `multiple` is everything."""
+        entries = self.entries
+        if not multiple:
+            entry = entries.pop(tag, None)
+            if entry is None:
+                raise _unknown(tag, method)
+            return [(tag, *entry)]
+        everything = tag == 0
+        if everything:
+            tag = self.last
+        found = []
+        for each in range(self._low, min(tag, self.last) + 1):
+            entry = entries.pop(each, None)
+            if entry is not None:
+                found.append((each, *entry))
+        if not everything and (tag > self.last or not found):
+            self.put_back(found)
+            raise _unknown(tag, method)
+        self._low = max(self._low, tag + 1)
+        return found
+
+    def put_back(self, taken: list[Taken[Source]]) -> None:
+        """Undo a take: a transaction was rolled back."""
+        for tag, source, token, message_id in taken:
+            self.entries[tag] = (source, token, message_id)
+            self._low = min(self._low, tag)
+
+    def clear(self) -> list[Taken[Source]]:
+        """Take everything."""
+        found = [(tag, *entry) for tag, entry in sorted(self.entries.items())]
+        self.entries = {}
+        self._low = self.last + 1
+        return found
+
+
+def _unknown(tag: int, method: tuple[int, int]) -> ChannelFault:
+    return ChannelFault(PRECONDITION_FAILED, f"unknown delivery tag {tag}", method)
