@@ -22,6 +22,7 @@ BENCHES: Final = [
     "catalog",
     "fairness",
     "log",
+    "log_read",
 ]
 
 

@@ -212,6 +212,10 @@ class Lane:
         begin = position - segment.start
         return self._files.read(segment, begin, min(size_bytes, segment.size_bytes - begin))
 
+    def will_need(self, segment: Segment, begin: int, size_bytes: int) -> None:
+        """A hint that bytes of a segment will be read soon."""
+        self._files.will_need(segment, begin, size_bytes)
+
     def segment_at(self, position: int) -> Segment:
         """The segment that holds a position; SegmentGoneError if it was deleted."""
         while True:

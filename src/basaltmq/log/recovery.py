@@ -21,7 +21,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import google_crc32c
 
@@ -44,9 +44,7 @@ from basaltmq.log.frame import (
 from basaltmq.log.lane import MARKERS, Lane
 from basaltmq.log.run import Cut
 from basaltmq.log.segment import Segment, parse_segment_name
-
-CHUNK_BYTES: Final = 4 << 20
-"""Read at once: the disk is kept busy, the caches are not emptied."""
+from basaltmq.log.window import CHUNK_BYTES, Window
 
 _crc32c = google_crc32c.value
 _extend = google_crc32c.extend
@@ -226,7 +224,7 @@ def _scan_segment(
 ) -> Iterator[Found]:
     seed = lane.seed
     size = segment.size_bytes if end is None else min(segment.size_bytes, end - segment.start)
-    window = _Window(lane, segment)
+    window = Window(lane, segment, CHUNK_BYTES)
     at = begin
     while at < size:
         window.cover(at, HEADER_BYTES)
@@ -269,30 +267,8 @@ class _TornError(CorruptionError):
         self.following = following
 
 
-class _Window:
-    """The part of a segment that is in memory."""
-
-    __slots__ = ("_lane", "_segment", "base", "raw")
-
-    def __init__(self, lane: Lane, segment: Segment) -> None:
-        self._lane = lane
-        self._segment = segment
-        self.base = 0
-        self.raw = b""
-
-    def cover(self, at: int, size_bytes: int) -> None:
-        """Have `size_bytes` from `at` on, or as many as the segment has."""
-        if at >= self.base and at + size_bytes <= self.base + len(self.raw):
-            return
-        self.base = at
-        self.raw = b""
-        left = self._segment.size_bytes - at
-        if left > 0:
-            self.raw = self._lane.read(self._segment.start + at, min(left, max(size_bytes, CHUNK_BYTES)))
-
-
 def _past_damage(
-    lane: Lane, segment: Segment, window: _Window, at: int, size: int, error: CorruptionError
+    lane: Lane, segment: Segment, window: Window, at: int, size: int, error: CorruptionError
 ) -> tuple[int, Damage]:
     """Where to go on after bad bytes at `at`, and what to say about them."""
     header: Header | None
@@ -325,13 +301,13 @@ def _past_damage(
     return following, damage
 
 
-def _claimed_bytes(window: _Window, at: int) -> int | None:
+def _claimed_bytes(window: Window, at: int) -> int | None:
     """The body length a broken header claims, if the segment has so many bytes."""
     raw = window.raw[at - window.base : at - window.base + 16]
     if len(raw) < 16:
         return None
     claimed = int.from_bytes(raw[12:16], "little")
-    return claimed if at + HEADER_BYTES + claimed <= window._segment.size_bytes else None
+    return claimed if at + HEADER_BYTES + claimed <= window.segment.size_bytes else None
 
 
 def _frame_at(lane: Lane, segment: Segment, at: int) -> bool:

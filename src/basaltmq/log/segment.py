@@ -19,6 +19,7 @@ import errno
 import os
 import threading
 from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -103,6 +104,12 @@ class SegmentFiles:
         except OSError as error:
             raise os_error(error, segment.path) from error
         return data
+
+    def will_need(self, segment: Segment, begin: int, size_bytes: int) -> None:
+        """Have bytes brought into the page cache while the caller does something else. Nothing depends on it."""
+        with suppress(OSError, CorruptionError, SegmentGoneError):
+            file = self._open.get(segment.start) or self._open_file(segment)
+            os.posix_fadvise(file.fd, begin, size_bytes, os.POSIX_FADV_WILLNEED)
 
     def forget(self, segment: Segment) -> None:
         with self._lock:

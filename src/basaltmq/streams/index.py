@@ -184,11 +184,11 @@ class StreamIndex:
             self._batch.put(FAMILY, keys.stream_expiry_key(expire_ms, number, last_offset), b"")
         self.rows += rows
 
-    def absorb(self, lane: int, segment: int, position: int, stats: SegmentStats, rows: PlainRows) -> None:
+    def absorb(self, lane: int, segment: int, position: int, rows: PlainRows) -> None:
         """Plain frames that follow on their shards' last, up to `position`, as rows: for a replay, which reads none of
         them before the next `flush`. Under `lock`.
         """
-        self._sums.merge(lane, segment, stats)
+        self._sums.merge(lane, segment, rows.stats())
         self._checkpoints[lane] = position
         self._batch.ops += rows.ops
         self._touched.update(rows.shards)

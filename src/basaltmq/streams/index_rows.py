@@ -33,7 +33,11 @@ HAS_TAGS: Final = 2
 IS_REWRITTEN: Final = 4
 """Made by compaction of what is left of other frames."""
 
-_ENTRY: Final = Layout(">QQIIqqQqB")
+NO_TAGS: Final = 0
+NO_FLAGS: Final = 0
+
+ENTRY: Final = Layout(">QQIIqqQqB")
+"""The value of a frame's row; its last offset is in the key."""
 _SEGMENT: Final = Layout(">QQQqqqq")
 _TIME_LOW: Final = -(1 << 63)
 _TIME_HIGH: Final = (1 << 63) - 1
@@ -56,21 +60,14 @@ class Entry(NamedTuple):
 
     def encode(self) -> bytes:
         _, base, position, size, records, time_ms, stored_ms, mask, expire_ms, flags = self
-        return _ENTRY.pack(position, base, size, records, time_ms, stored_ms, mask, expire_ms, flags)
+        return ENTRY.pack(position, base, size, records, time_ms, stored_ms, mask, expire_ms, flags)
 
     @classmethod
     def decode(cls, last_offset: int, raw: bytes) -> Entry:
-        if len(raw) != _ENTRY.size:
-            raise CorruptionError(f"an index row of a frame has {len(raw)} bytes, not {_ENTRY.size}")
-        position, base, size, records, time_ms, stored_ms, mask, expire_ms, flags = _ENTRY.unpack(raw)
+        if len(raw) != ENTRY.size:
+            raise CorruptionError(f"an index row of a frame has {len(raw)} bytes, not {ENTRY.size}")
+        position, base, size, records, time_ms, stored_ms, mask, expire_ms, flags = ENTRY.unpack(raw)
         return cls(last_offset, base, position, size, records, time_ms, stored_ms, mask, expire_ms, flags)
-
-    @staticmethod
-    def encode_plain(
-        position: int, base_offset: int, size_bytes: int, records: int, timestamp_max_ms: int, store_time_ms: int
-    ) -> bytes:
-        """The row of a frame without keys, tags and expiries."""
-        return _ENTRY.pack(position, base_offset, size_bytes, records, timestamp_max_ms, store_time_ms, 0, NEVER, 0)
 
     @property
     def is_dense(self) -> bool:

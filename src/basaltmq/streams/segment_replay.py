@@ -35,7 +35,7 @@ from basaltmq.log.run import Cut
 from basaltmq.log.segment import Segment, SegmentGoneError
 from basaltmq.streams.index import StreamIndex
 from basaltmq.streams.index_plain import PlainRows
-from basaltmq.streams.index_rows import NO_WORDS, Entry, SegmentStats, Words, entry_of, first_expiry
+from basaltmq.streams.index_rows import NO_WORDS, Entry, Words, entry_of, first_expiry
 from basaltmq.streams.segment_read import index_of
 from basaltmq.streams.segment_state import SegmentShard
 from basaltmq.streams.shards import ShardConfig
@@ -133,9 +133,8 @@ class Replay:
         """Apply plain frames that follow on their shard's last, until another one comes; a `recovery.Take`."""
         known = self._known
         rows = PlainRows()
-        stats = SegmentStats()
-        count = stats.add
         add = rows.add
+        sizes, times_min_ms, times_max_ms, stored = rows.sizes, rows.times_min_ms, rows.times_max_ms, rows.stored_ms
         end = at
         shift = position - at
         if raw is not self._raw:
@@ -153,12 +152,15 @@ class Replay:
                 break
             size = HEADER_BYTES + length + (-length & 7)
             add(state, begin + shift, size, base, records, largest_ms, stored_ms, config.index_times)
-            count(size, least_ms, largest_ms, stored_ms)
+            sizes.append(size)
+            times_min_ms.append(least_ms)
+            times_max_ms.append(largest_ms)
+            stored.append(stored_ms)
             end = begin + size
         if end > at:
             index = self._index
             with index.lock:
-                index.absorb(self._lane, self._segment_at(position).start, end + shift, stats, rows)
+                index.absorb(self._lane, self._segment_at(position).start, end + shift, rows)
                 index.make_room()
             self._tell(end + shift)
         return end - at
