@@ -437,3 +437,16 @@ class RemoteError(BasaltError):
         super().__init__(message)
         self.code = code  # type: ignore[misc]
         self.status = status
+
+
+class UnavailableError(BasaltError):
+    """The broker cannot be reached, or is stopping."""
+
+    code = "unavailable"
+    retriable = True
+
+
+class DataLossError(BasaltError):
+    """Records that were to be read are not there any more."""
+
+    code = "data_loss"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Final
 
-from basaltmq.errors import InvalidArgumentError, NotFoundError, StaleLeaseError, StoreClosedError
+from basaltmq.errors import NotFoundError, PreconditionFailedError, StaleLeaseError, StoreClosedError
 from basaltmq.queues.plane import QueuePlane
 
 SWEEP_MIN: Final = 1_024
@@ -74,7 +74,7 @@ class Attendances:
         """The attendance of a caller. Only its own connection may lease under it."""
         found = self._present.get(number)
         if found is None or found.peer != peer:
-            raise InvalidArgumentError(f"nobody of this connection attends as number {number}; call Attend first")
+            raise PreconditionFailedError(f"nobody of this connection attends as number {number}; call Attend first")
         return found
 
     def leased(self, attendance: Attendance, queue: str, token: int, count: int, expires_ns: int) -> None:

@@ -1,0 +1,19 @@
+"""Lease queues of a broker, over the network.
+
+from basaltmq.client import Client, Worker
+
+with Client("localhost:5555") as client:
+    client.create_queue("jobs")
+    client.enqueue("jobs", b"work")
+    Worker(client, "jobs", handle, concurrency=8).run()
+"""
+
+from basaltmq.client.async_client import AsyncClient
+from basaltmq.client.async_worker import AsyncWorker
+from basaltmq.client.client import Client
+from basaltmq.client.leased import Leased
+from basaltmq.client.outcome import Reject
+from basaltmq.client.worker import Worker
+from basaltmq.queues.draft import Draft
+
+__all__ = ["AsyncClient", "AsyncWorker", "Client", "Draft", "Leased", "Reject", "Worker"]

@@ -1,0 +1,221 @@
+"""The client for programs with threads.
+
+    with Client("localhost:5555") as client:
+        client.enqueue("jobs", b"work")                     returns when it is durable
+        for message in client.lease("jobs", 10, wait=5):
+            work(message.payload)
+            client.ack(message)
+
+Errors are those of `basaltmq.errors`, as if the queue were in this process; `retriable` says whether the same call may
+succeed later. Safe to use from any thread. Leases end with the client: when it is closed, dies or loses its connection,
+what it holds goes back to the queue at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Self, TypeVar, overload
+
+import grpc
+from google.protobuf.message import Message
+
+from basaltmq.client.attendance import Attendance, GiveUp
+from basaltmq.client.channel import ADDRESS_DEFAULT, ADMIN, SERVICE, Target
+from basaltmq.client.faults import fault_of
+from basaltmq.client.leased import Held, Leased, by_lease, leased_of
+from basaltmq.client.producer import Producer
+from basaltmq.client.requests import Payload, batch_of, ids_of, lease_of, many, settled
+from basaltmq.errors import PreconditionFailedError
+from basaltmq.wire import basalt_pb2 as wire
+from basaltmq.wire import fila_wire_pb2 as fila
+
+TIMEOUT_S: Final = 30.0
+"""For an answer to a call that does not wait for messages."""
+
+R = TypeVar("R", bound=Message)
+
+
+class Client:
+    """A connection to a broker's queues."""
+
+    def __init__(
+        self,
+        address: str = ADDRESS_DEFAULT,
+        *,
+        tls: bool = False,
+        ca_certificate: bytes | None = None,
+        client_certificate: bytes | None = None,
+        client_key: bytes | None = None,
+        api_key: str | None = None,
+        consumer: str = "",
+        timeout: float = TIMEOUT_S,
+    ) -> None:
+        """`consumer` names this program in the broker; `timeout` is in seconds."""
+        self._target = Target(address, tls, ca_certificate, client_certificate, client_key, api_key)
+        self._metadata = self._target.metadata()
+        self._timeout_s = timeout
+        self._consumer = consumer
+        self._channel = self._target.channel()
+        self._presence = self.attend()
+        self._enqueue = self._method(SERVICE + "EnqueueBatch", wire.EnqueueBatchResponse)
+        self._lease = self._method(SERVICE + "Lease", wire.LeaseResponse)
+        self._ack = self._method(SERVICE + "AckBatch", wire.SettleResponse)
+        self._nack = self._method(SERVICE + "NackBatch", wire.SettleResponse)
+        self._release = self._method(SERVICE + "ReleaseBatch", wire.SettleResponse)
+        self._extend = self._method(SERVICE + "Extend", wire.ExtendResponse)
+
+    def _method(self, path: str, answer: type[R]) -> grpc.UnaryUnaryMultiCallable[Any, R]:
+        return self._channel.unary_unary(path, _serialized, answer.FromString)
+
+    def close(self) -> None:
+        """Leave; what is leased goes back to the queue."""
+        self._presence.close()
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def create_queue(
+        self,
+        name: str,
+        *,
+        on_enqueue_script: str = "",
+        on_failure_script: str = "",
+        visibility_timeout_ms: int = 0,
+    ) -> None:
+        """Make a queue, and its dead-letter queue `<name>.dlq`."""
+        config = fila.QueueConfig(
+            on_enqueue_script=on_enqueue_script,
+            on_failure_script=on_failure_script,
+            visibility_timeout_ms=visibility_timeout_ms,
+        )
+        request = fila.CreateQueueRequest(name=name, config=config)
+        self._call(self._method(ADMIN + "CreateQueue", fila.CreateQueueResponse), request)
+
+    def delete_queue(self, name: str) -> None:
+        """Delete a queue with all that is in it."""
+        request = fila.DeleteQueueRequest(queue=name)
+        self._call(self._method(ADMIN + "DeleteQueue", fila.DeleteQueueResponse), request)
+
+    @overload
+    def enqueue(self, queue: str, message: Payload) -> bytes: ...
+
+    @overload
+    def enqueue(self, queue: str, message: list[Payload] | tuple[Payload, ...]) -> list[bytes]: ...
+
+    @overload
+    def enqueue(self, queue: str, message: list[bytes]) -> list[bytes]: ...
+
+    def enqueue(self, queue: str, message: Any) -> Any:
+        """Add one message or many (all or none); their ids, once they are as durable as the queue promises."""
+        messages, is_one = many(message)
+        ids = list(self._call(self._enqueue, batch_of(queue, messages)).ids)
+        return ids[0] if is_one else ids
+
+    def producer(self, queue: str) -> Producer:
+        """A stream of batches: many on their way at once, each confirmed when it is durable."""
+        call = self._channel.stream_stream(SERVICE + "Produce", _serialized, wire.ProduceResponse.FromString)
+        return Producer(queue, lambda requests: call(requests, metadata=self._metadata))
+
+    def attend(self) -> Attendance:
+        """A presence of its own, for leases that end before the client does."""
+        method = self._channel.unary_stream(SERVICE + "Attend", _serialized, wire.AttendResponse.FromString)
+        return Attendance(lambda: method(wire.AttendRequest(consumer=self._consumer), metadata=self._metadata))
+
+    def lease(
+        self,
+        queue: str,
+        count: int = 1,
+        *,
+        wait: float = 0,
+        visibility_ms: int | None = None,
+        attendance: Attendance | None = None,
+        give_up: GiveUp | None = None,
+    ) -> list[Leased]:
+        """Up to `count` messages, for this program alone until their lease expires.
+
+        With nothing ready waits up to `wait` seconds for the first; `give_up` ends the wait, and then there is none.
+        The lease lasts `visibility_ms`, by default as long as the queue's configuration says.
+        """
+        presence = attendance or self._presence
+        number = presence.number()
+        try:
+            return self._ask(lease_of(queue, count, wait, visibility_ms, self._consumer, number), wait, give_up)
+        except PreconditionFailedError:
+            # The broker lost sight of us: it was restarted, or the connection was.
+            presence.forget(number)
+            number = presence.number()
+            return self._ask(lease_of(queue, count, wait, visibility_ms, self._consumer, number), wait, give_up)
+
+    def _ask(self, request: wire.LeaseRequest, wait_s: float, give_up: GiveUp | None) -> list[Leased]:
+        asked: Any = self._lease.future(request, timeout=self._timeout_s + wait_s, metadata=self._metadata)
+        if give_up is not None:
+            give_up.attach(asked.cancel)
+        try:
+            return leased_of(request.queue, asked.result())
+        except grpc.FutureCancelledError:
+            return []
+        except grpc.RpcError as error:
+            raise fault_of(error) from None
+
+    def ack(self, messages: Held) -> int:
+        """Messages are done; how many."""
+
+        def settle(queue: str, token: int, held: list[Leased]) -> wire.SettleResponse:
+            return self._call(self._ack, wire.AckBatchRequest(queue=queue, token=token, ids=ids_of(held)))
+
+        return self._settle(messages, settle)
+
+    def nack(self, messages: Held, error: str = "", *, delay_ms: int = 0, reject: bool = False) -> int:
+        """Messages failed: they are tried again after `delay_ms`, until their attempts are used up.
+
+        `reject` gives them up at once: they go to the dead-letter queue, if there is one.
+        """
+
+        def settle(queue: str, token: int, held: list[Leased]) -> wire.SettleResponse:
+            request = wire.NackBatchRequest(
+                queue=queue, token=token, ids=ids_of(held), error=error, delay_ms=delay_ms, reject=reject
+            )
+            return self._call(self._nack, request)
+
+        return self._settle(messages, settle)
+
+    def release(self, messages: Held) -> int:
+        """Messages go back to their places as if they had not been leased; no attempt is counted."""
+
+        def settle(queue: str, token: int, held: list[Leased]) -> wire.SettleResponse:
+            return self._call(self._release, wire.ReleaseBatchRequest(queue=queue, token=token, ids=ids_of(held)))
+
+        return self._settle(messages, settle)
+
+    def extend(self, messages: Held, visibility_ms: int | None = None) -> None:
+        """The leases of messages last until `visibility_ms` from this moment (by default the queue's)."""
+        for (queue, token), held in by_lease(messages).items():
+            request = wire.ExtendRequest(queue=queue, token=token, ids=ids_of(held), visibility_ms=visibility_ms or 0)
+            answer = self._call(self._extend, request)
+            for each in held:
+                each.token = answer.token
+
+    def extend_lease(self, queue: str, token: int, visibility_ms: int | None = None) -> None:
+        """Everything that is left of the lease with this token lasts longer."""
+        self._call(self._extend, wire.ExtendRequest(queue=queue, token=token, visibility_ms=visibility_ms or 0))
+
+    def _settle(self, messages: Held, settle: Callable[[str, int, list[Leased]], wire.SettleResponse]) -> int:
+        count = 0
+        for (queue, token), held in by_lease(messages).items():
+            count += settle(queue, token, held).count
+            settled(held)
+        return count
+
+    def _call(self, method: grpc.UnaryUnaryMultiCallable[Any, R], request: Message) -> R:
+        try:
+            return method(request, timeout=self._timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise fault_of(error) from None
+
+
+def _serialized(message: Message) -> bytes:
+    return message.SerializeToString()

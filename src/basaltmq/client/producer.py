@@ -1,0 +1,100 @@
+"""A stream of batches to one queue, confirmed one by one.
+
+    with client.producer("jobs") as producer:
+        confirms = [producer.send(batch) for batch in batches]
+    ids = [confirm.result() for confirm in confirms]
+
+`send` returns at once with a future, until `WINDOW` batches are on their way; then it waits for one of them. So a
+producer is held to the speed of the broker's disk. Leaving the `with` waits for everything that was sent.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, Final, Self
+
+import grpc
+
+from basaltmq.client.faults import fault, fault_of
+from basaltmq.client.requests import Payload, batch_of
+from basaltmq.errors import BasaltError, InvalidArgumentError, UnavailableError
+from basaltmq.wire import basalt_pb2 as wire
+
+WINDOW: Final = 64
+"""Batches on their way; as many as the server takes from one stream before it waits for the disk."""
+
+Call = Callable[[Iterator[wire.ProduceRequest]], Any]
+
+
+class Producer:
+    """Sends batches. Safe to use from any thread."""
+
+    def __init__(self, queue_name: str, call: Call) -> None:
+        self._queue = queue_name
+        self._room = threading.Semaphore(WINDOW)
+        self._lock = threading.Lock()
+        self._outbox: queue.SimpleQueue[wire.ProduceRequest | None] = queue.SimpleQueue()
+        self._waiting: dict[int, Future[list[bytes]]] = {}
+        self._last = 0
+        self._error: BasaltError | None = None
+        self._is_closed = False
+        self._answers = call(self._requests())
+        self._thread = threading.Thread(target=self._receive, name=f"basalt-produce-{queue_name}", daemon=True)
+        self._thread.start()
+
+    def send(self, messages: Sequence[Payload]) -> Future[list[bytes]]:
+        """Add messages, all or none; the future has their ids once they are as durable as the queue promises."""
+        batch = batch_of(self._queue, messages)
+        self._room.acquire()
+        future: Future[list[bytes]] = Future()
+        with self._lock:
+            if self._error is not None or self._is_closed:
+                self._room.release()
+                raise self._error or InvalidArgumentError("the producer is closed; make another")
+            self._last += 1
+            self._waiting[self._last] = future
+            self._outbox.put(wire.ProduceRequest(number=self._last, batch=batch))
+        return future
+
+    def close(self) -> None:
+        """Wait until everything that was sent is confirmed or refused."""
+        with self._lock:
+            self._is_closed = True
+            self._outbox.put(None)
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _requests(self) -> Iterator[wire.ProduceRequest]:
+        while (request := self._outbox.get()) is not None:
+            yield request
+
+    def _receive(self) -> None:
+        error: BasaltError = UnavailableError("the broker ended the stream")
+        try:
+            for answer in self._answers:
+                with self._lock:
+                    future = self._waiting.pop(answer.number)
+                self._room.release()
+                if answer.error_code:
+                    future.set_exception(fault(answer.error_code, answer.error_text))
+                else:
+                    future.set_result(list(answer.ids))
+        except grpc.RpcError as failure:
+            error = fault_of(failure)
+        with self._lock:
+            self._error = error
+            self._outbox.put(None)
+            left = list(self._waiting.values())
+            self._waiting.clear()
+        for future in left:
+            # Whether the batch is in the queue is not known.
+            future.set_exception(error)
+            self._room.release()

@@ -1,0 +1,88 @@
+"""Requests of both clients: what a caller gives, as it goes over the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from basaltmq.client.leased import Leased
+from basaltmq.errors import InvalidArgumentError
+from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
+from basaltmq.wire import basalt_pb2 as wire
+
+Payload: TypeAlias = bytes | str | Draft
+"""One message: its payload, or all of it. Text is sent as UTF-8."""
+
+
+def batch_of(queue: str, messages: Sequence[Payload]) -> wire.EnqueueBatchRequest:
+    """A batch; messages that are only payloads travel without a wrapper."""
+    plain = [_bytes(each) for each in messages if isinstance(each, bytes | str)]
+    if len(plain) == len(messages):
+        return wire.EnqueueBatchRequest(queue=queue, payloads=plain)
+    return wire.EnqueueBatchRequest(queue=queue, messages=[_draft(each) for each in messages])
+
+
+def _draft(message: Payload) -> wire.Draft:
+    if isinstance(message, bytes | str):
+        return wire.Draft(payload=_bytes(message))
+    if not isinstance(message, Draft):
+        raise InvalidArgumentError(f"a message is bytes, text or a Draft, not {type(message).__name__}")
+    try:
+        return wire.Draft(
+            payload=message.payload,
+            headers=message.headers,
+            fairness_key="" if message.fairness_key == FAIRNESS_KEY_DEFAULT else message.fairness_key,
+            weight=message.weight,
+            throttle_keys=message.throttle_keys,
+            priority=message.priority,
+            ttl_ms=message.ttl_ms,
+            delay_ms=message.delay_ms,
+            dedup_id=message.dedup_id,
+            transient=message.transient,
+        )
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"the message cannot be sent: {error}") from None
+
+
+def _bytes(payload: bytes | str) -> bytes:
+    if isinstance(payload, bytes):
+        return payload
+    try:
+        return payload.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"text to enqueue cannot be sent as UTF-8: {error}") from None
+
+
+def many(message: Payload | Sequence[Payload]) -> tuple[Sequence[Payload], bool]:
+    """Messages, and whether it was a single one."""
+    if isinstance(message, bytes | str | Draft):
+        return [message], True
+    if not isinstance(message, list | tuple):
+        raise InvalidArgumentError(f"a message is bytes, text, a Draft or a list, not {type(message).__name__}")
+    return message, False
+
+
+def lease_of(
+    queue: str, count: int, wait_s: float, visibility_ms: int | None, consumer: str, attendance: int
+) -> wire.LeaseRequest:
+    if type(count) is not int or count < 1:
+        raise InvalidArgumentError(f"a count of messages is 1 or more, not {count!r:.80}")
+    if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s < float("inf"):
+        raise InvalidArgumentError(f"wait is 0 seconds or more, not {wait_s!r:.80}")
+    return wire.LeaseRequest(
+        queue=queue,
+        max=count,
+        wait_ms=round(wait_s * 1000),
+        visibility_ms=visibility_ms or 0,
+        consumer=consumer,
+        attendance=attendance,
+    )
+
+
+def settled(messages: Sequence[Leased]) -> None:
+    for each in messages:
+        each.settled = True
+
+
+def ids_of(messages: Sequence[Leased]) -> list[bytes]:
+    return [each.id for each in messages]
