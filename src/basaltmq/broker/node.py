@@ -1,0 +1,306 @@
+"""A broker: the virtual hosts of a data directory with their supervision, users, permissions, alarms.
+
+The node's own store holds a catalog of virtual hosts and users; each virtual host has a store of its own (see
+vhost_directory.py). All stores share one block cache and one budget of write buffers.
+
+    vhost   name   ->   {"state": "new" | "ready" | "deleting", "description", "tags"}
+
+A virtual host is in the catalog before it has a directory and after it has none, so a crash in between is finished when
+the node opens: a new one gets its directory, one that was being deleted loses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from basaltmq.broker.config import Config
+from basaltmq.broker.connections import Connections
+from basaltmq.broker.flow import INTERVAL_S, Alarms, Listener, Watch, disk_bytes
+from basaltmq.broker.memory_limit import memory_bytes
+from basaltmq.broker.permissions import Permissions
+from basaltmq.broker.supervision import Supervised, VHostState
+from basaltmq.broker.users import ADMINISTRATOR, Users
+from basaltmq.broker.vhost import LoopCommit, VHost
+from basaltmq.broker.vhost_directory import VHostDirectories
+from basaltmq.catalog.catalog import Catalog
+from basaltmq.catalog.commits import Commits
+from basaltmq.catalog.kinds import Kind
+from basaltmq.catalog.objects import CatalogObject
+from basaltmq.catalog.record import ROOT
+from basaltmq.errors import AlreadyExistsError, BasaltError, InvalidArgumentError, VHostNotFoundError
+from basaltmq.store.open import open_store
+from basaltmq.store.options import SharedMemory, StoreOptions
+from basaltmq.store.rocks import RocksStore
+
+DEFAULT_VHOST: Final = "/"
+VHOST_NAME_BYTES_MAX: Final = 255
+
+STALL_WAIT_MS: Final = 5
+"""How long the loop stands still for a store that is behind, before publishers are held instead."""
+
+_NEW: Final = "new"
+_READY: Final = "ready"
+_DELETING: Final = "deleting"
+_log: Final = logging.getLogger(__name__)
+
+
+class Node:
+    """A broker that is open. Made by `open`."""
+
+    def __init__(self, config: Config, store: RocksStore, memory: SharedMemory) -> None:
+        self.config = config
+        self.directories = VHostDirectories(config.data_dir)
+        self.alarms = Alarms()
+        self.connections = Connections()
+        self.is_new = False
+        self.quarantined: list[str] = []
+        """What was found at open that belongs to no virtual host, a line each."""
+        self.started_s = time.time()
+        self.stop_requested: asyncio.Event = asyncio.Event()
+        """Set when the node is to stop: a virtual host stays down and the strategy is `stop_node`."""
+        self._store = store
+        self._memory = memory
+        self._commit = LoopCommit(store)
+        self.catalog = Catalog(store, Commits(store, self._commit))
+        self.users = Users(self.catalog, self.durable, loopback_only=lambda: self.config.auth.loopback_users)
+        self.permissions = Permissions(self.catalog, self.durable)
+        self.users.changed = self._user_changed
+        self._vhosts: dict[str, Supervised] = {}
+        self._watch = Watch(
+            self.alarms,
+            config.data_dir,
+            free_min_bytes=lambda: self.config.disk.free_min.of(disk_bytes(self.config.data_dir)),
+            resident_max_bytes=lambda: self.config.memory.high_watermark.of(memory_bytes()),
+        )
+        self._watching: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    @classmethod
+    async def open(cls, config: Config) -> Node:
+        """Open the data directory, with all virtual hosts in it. A virtual host that cannot be opened does not stop
+        the others."""
+        memory = SharedMemory(config.memory.cache_bytes, config.memory.write_buffer_bytes)
+        directories = VHostDirectories(config.data_dir)
+        options = StoreOptions(memory=memory)
+        store = await asyncio.to_thread(partial(open_store, directories.node_store, options=options))
+        node = cls(config, store, memory)
+        try:
+            await node._start()
+        except BaseException:
+            await node.close()
+            raise
+        return node
+
+    async def _start(self) -> None:
+        self.is_new = self.catalog.open()
+        await self._finish_deletions()
+        if self.is_new:
+            await self._populate()
+        names = [each.name for each in self._objects()]
+        self.quarantined = self.directories.quarantine_unknown(names)
+        for line in self.quarantined:
+            _log.error("quarantined: %s", line)
+        self._look()
+        await asyncio.gather(*(self._begin(name) for name in names))
+
+    async def _populate(self) -> None:
+        """What a new node begins with."""
+        self.catalog.create(
+            Kind.VHOST, DEFAULT_VHOST, attributes={"state": _NEW, "description": "Default virtual host"}
+        )
+        auth = self.config.auth
+        if auth.default_user:
+            await self.users.create(auth.default_user, auth.default_password, tags=[ADMINISTRATOR])
+            await self.permissions.set(auth.default_user, DEFAULT_VHOST, configure=".*", write=".*", read=".*")
+        await self.durable()
+
+    async def _finish_deletions(self) -> None:
+        for each in list(self._objects()):
+            if each.attributes.get("state") == _DELETING:
+                await self._remove(each)
+
+    def _objects(self) -> list[CatalogObject]:
+        return list(self.catalog.children(ROOT, Kind.VHOST))
+
+    async def durable(self) -> None:
+        """Wait until what was written to the node's catalog is durable."""
+        await self._commit.durable()
+
+    def vhost(self, name: str) -> VHost:
+        """The virtual host of this name, if it serves."""
+        return self.supervised(name).vhost()
+
+    def supervised(self, name: str) -> Supervised:
+        found = self._vhosts.get(name)
+        if found is None:
+            raise VHostNotFoundError(f"vhost '{name}' not found")
+        return found
+
+    def vhosts(self) -> list[str]:
+        return sorted(self._vhosts)
+
+    def describe_vhost(self, name: str) -> dict[str, Any]:
+        """What the catalog says about a virtual host, and how it fares."""
+        supervised = self.supervised(name)
+        found = self._object(name)
+        return {
+            "name": name,
+            "description": found.attributes.get("description", ""),
+            "tags": found.attributes.get("tags", []),
+            "state": supervised.state.value,
+            "restarts": supervised.restarts,
+            "error": None if supervised.error is None else str(supervised.error),
+            "directory": str(self.directories.path(name)),
+        }
+
+    async def create_vhost(self, name: str, *, description: str = "", tags: tuple[str, ...] = ()) -> None:
+        """Make a virtual host; durable, and serving, on return."""
+        if not name or len(name.encode(errors="replace")) > VHOST_NAME_BYTES_MAX:
+            raise InvalidArgumentError(f"the name of a vhost has 1 to {VHOST_NAME_BYTES_MAX} bytes")
+        if name in self._vhosts:
+            raise AlreadyExistsError(f"vhost {name!r} exists")
+        attributes = {"state": _NEW, "description": description, "tags": list(tags)}
+        self.catalog.create(Kind.VHOST, name, attributes=attributes)
+        await self.durable()
+        await self._begin(name)
+
+    async def update_vhost(self, name: str, *, description: str, tags: tuple[str, ...] = ()) -> None:
+        found = self._object(name)
+        self.catalog.update(found.id, {**found.attributes, "description": description, "tags": list(tags)})
+        await self.durable()
+
+    async def delete_vhost(self, name: str) -> None:
+        """Delete a virtual host with everything in it; its connections are closed."""
+        supervised = self.supervised(name)
+        found = self._object(name)
+        self.catalog.update(found.id, {**found.attributes, "state": _DELETING})
+        await self.durable()
+        del self._vhosts[name]
+        self.connections.close_all(f"vhost '{name}' is deleted", vhost=name)
+        await supervised.stop()
+        self.alarms.set("store", None, name)
+        await self._remove(found)
+
+    async def _remove(self, found: CatalogObject) -> None:
+        await asyncio.to_thread(self.directories.remove, found.name)
+        await self.permissions.forget_vhost(found.name)
+        self.catalog.delete(found.id)
+        await self.durable()
+
+    async def start_vhost(self, name: str) -> None:
+        """An operator starts a virtual host that is down."""
+        await self.supervised(name).start()
+
+    async def restart_vhost(self, name: str) -> None:
+        """Close a virtual host and open it again; its connections are closed."""
+        supervised = self.supervised(name)
+        self.connections.close_all(f"vhost '{name}' is restarted", vhost=name)
+        await supervised.stop()
+        await supervised.start()
+
+    def on_blocked(self, callback: Listener, vhost: str | None = None) -> Callable[[], None]:
+        """Tell `callback` when publishers are held, with the reason, and with None when they are not any more.
+
+        With `vhost` it hears of what concerns that virtual host, else of everything. Returns how to stop listening.
+        """
+        return self.alarms.listen(callback, vhost)
+
+    def reconfigure(self, config: Config) -> None:
+        """Take over what may change while the node runs."""
+        self.config = config
+
+    async def close(self) -> None:
+        """Close every virtual host cleanly, then the node's own store. Closing twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._watching is not None:
+            self._watching.cancel()
+        done = await asyncio.gather(*(each.stop() for each in self._vhosts.values()), return_exceptions=True)
+        for error in done:
+            if isinstance(error, BaseException):
+                _log.error("a vhost did not close cleanly: %s", error)
+        self.catalog.close()
+        await asyncio.to_thread(self._close_store)
+
+    def _close_store(self) -> None:
+        with contextlib.suppress(BasaltError):
+            self._commit.close()
+        self._store.close()
+
+    async def _begin(self, name: str) -> None:
+        supervised = self._vhosts[name] = Supervised(
+            name,
+            partial(self._open_vhost, name),
+            _close_vhost_store,
+            restarts_max=self.config.vhosts.restarts_max,
+            window_s=self.config.vhosts.restart_window_s,
+            gave_up=self._gave_up,
+            changed=self._changed,
+        )
+        await supervised.start()
+
+    async def _open_vhost(self, name: str) -> VHost:
+        found = self._object(name)
+        if found.attributes.get("state") == _NEW:
+            path = await asyncio.to_thread(self.directories.make, name)
+            self.catalog.update(found.id, {**found.attributes, "state": _READY})
+            await self.durable()
+        else:
+            path = self.directories.check(name)
+        options = StoreOptions(memory=self._memory, stall_wait_ms_max=STALL_WAIT_MS)
+
+        def open_it() -> VHost:
+            store = open_store(path, options=options)
+            try:
+                return VHost(name, store, path=path)
+            except BaseException:
+                store.close()
+                raise
+
+        vhost = await asyncio.to_thread(open_it)
+        vhost.on_blocked = lambda stalled: self.alarms.set(
+            "store", f"the store of vhost '{name}' is behind with compaction" if stalled else None, name
+        )
+        return vhost
+
+    def _object(self, name: str) -> CatalogObject:
+        found = self.catalog.find(Kind.VHOST, name)
+        if found is None:
+            raise VHostNotFoundError(f"vhost '{name}' not found")
+        return found
+
+    def _changed(self, supervised: Supervised) -> None:
+        _log.info("vhost %r is %s", supervised.name, supervised.state)
+        if supervised.state is not VHostState.RUNNING:
+            self.alarms.set("store", None, supervised.name)
+
+    def _gave_up(self, supervised: Supervised) -> None:
+        if self.config.vhosts.on_failure == "stop_node":
+            _log.error("vhost %r stays down; the node stops, as vhosts.on_failure says", supervised.name)
+            self.stop_requested.set()
+
+    def _user_changed(self, name: str) -> None:
+        self.permissions.forget()
+
+    def _look(self) -> None:
+        self._watch.look()
+        self._watching = asyncio.get_running_loop().call_later(INTERVAL_S, self._look)
+
+    @property
+    def free_bytes(self) -> int:
+        return self._watch.free_bytes
+
+    @property
+    def resident_bytes(self) -> int:
+        return self._watch.resident_bytes
+
+
+async def _close_vhost_store(vhost: VHost) -> None:
+    await asyncio.to_thread(vhost.store.close)

@@ -1,0 +1,130 @@
+"""Passwords: hashed with scrypt, checked in constant time, never kept or shown.
+
+    scrypt$<log2 n>$<r>$<p>$<salt, base64>$<hash, base64>
+    rabbit-sha256$<base64 of a 4-byte salt and the hash of salt and password>       from RabbitMQ's definitions
+    rabbit-sha512$<the same with SHA-512>
+    -                                                                               no password: nobody comes in by one
+
+Hashes of RabbitMQ's are taken as they are when definitions are imported; when their user logs in the password is known
+for a moment, and the hash is made anew with scrypt.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import os
+from collections.abc import Callable
+from typing import Final
+
+from basaltmq.errors import InvalidArgumentError
+
+NONE: Final = "-"
+
+LOG2_N: Final = 14
+R: Final = 8
+P: Final = 1
+"""16 MiB and some 40 ms for each try: unnoticed by a person, dear to whoever tries a dictionary."""
+
+SALT_BYTES: Final = 16
+HASH_BYTES: Final = 32
+PASSWORD_BYTES_MAX: Final = 1024
+"""Longer ones gain nothing and cost time to hash."""
+
+MEMORY_BYTES_MAX: Final = 64 << 20
+"""What one check of a stored hash may use, whatever the hash says."""
+
+_RABBIT: Final = {
+    "rabbit_password_hashing_sha256": "rabbit-sha256",
+    "rabbit_password_hashing_sha512": "rabbit-sha512",
+}
+_RABBIT_HASHES: Final[dict[str, Callable[[bytes], bytes]]] = {
+    "rabbit-sha256": lambda raw: hashlib.sha256(raw).digest(),
+    "rabbit-sha512": lambda raw: hashlib.sha512(raw).digest(),
+}
+_RABBIT_SALT_BYTES: Final = 4
+
+
+def hash_password(password: str, random_bytes: Callable[[int], bytes] = os.urandom) -> str:
+    raw = check_password(password)
+    salt = random_bytes(SALT_BYTES)
+    made = hashlib.scrypt(raw, salt=salt, n=1 << LOG2_N, r=R, p=P, dklen=HASH_BYTES, maxmem=MEMORY_BYTES_MAX)
+    return f"scrypt${LOG2_N}${R}${P}${_text(salt)}${_text(made)}"
+
+
+def check_password(password: str) -> bytes:
+    """The bytes of a password that can be one."""
+    try:
+        raw = password.encode()
+    except (AttributeError, UnicodeEncodeError):
+        raise InvalidArgumentError("a password is Unicode text") from None
+    if not raw:
+        raise InvalidArgumentError("a password has at least one character")
+    if len(raw) > PASSWORD_BYTES_MAX:
+        raise InvalidArgumentError(f"a password has at most {PASSWORD_BYTES_MAX} bytes")
+    return raw
+
+
+def rabbit_hash(algorithm: str, password_hash: str) -> str:
+    """A hash as RabbitMQ's definitions have it, in our form."""
+    if not password_hash:
+        return NONE
+    kind = _RABBIT.get(algorithm or "rabbit_password_hashing_sha256")
+    if kind is None:
+        raise InvalidArgumentError(f"password hashes of {algorithm!r:.80} cannot be taken over; set a password instead")
+    try:
+        raw = base64.b64decode(password_hash, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidArgumentError("a password hash is base64 text") from None
+    if len(raw) != _RABBIT_SALT_BYTES + len(_RABBIT_HASHES[kind](b"")):
+        raise InvalidArgumentError(f"a password hash of {len(raw)} bytes is not one of {algorithm}")
+    return f"{kind}${password_hash}"
+
+
+def is_hash(stored: str) -> bool:
+    """Whether this is a hash in one of our forms."""
+    if stored == NONE:
+        return True
+    kind, _, rest = stored.partition("$")
+    return kind in ("scrypt", *_RABBIT_HASHES) and bool(rest)
+
+
+def verify(stored: str, password: str) -> bool:
+    """Whether the password is the one the hash was made of."""
+    raw = password.encode(errors="replace")
+    if not raw or len(raw) > PASSWORD_BYTES_MAX:
+        return False
+    kind, _, rest = stored.partition("$")
+    try:
+        if kind == "scrypt":
+            log2_n, r, p, salt, wanted = rest.split("$")
+            expected = base64.b64decode(wanted)
+            made = hashlib.scrypt(
+                raw,
+                salt=base64.b64decode(salt),
+                n=1 << int(log2_n),
+                r=int(r),
+                p=int(p),
+                dklen=len(expected),
+                maxmem=MEMORY_BYTES_MAX,
+            )
+            return hmac.compare_digest(made, expected)
+        hashed = _RABBIT_HASHES.get(kind)
+        if hashed is None:
+            return False
+        whole = base64.b64decode(rest)
+        salted, expected = whole[:_RABBIT_SALT_BYTES], whole[_RABBIT_SALT_BYTES:]
+        return hmac.compare_digest(hashed(salted + raw), expected)
+    except (ValueError, binascii.Error, MemoryError):
+        return False
+
+
+def is_outdated(stored: str) -> bool:
+    """Whether the hash is to be made anew when its password is known."""
+    return stored != NONE and not stored.startswith(f"scrypt${LOG2_N}${R}${P}$")
+
+
+def _text(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()

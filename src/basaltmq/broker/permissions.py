@@ -1,0 +1,227 @@
+"""Permissions: what a user may configure, write and read in a virtual host, by patterns of names (RabbitMQ's meaning).
+
+Objects of the node's catalog under their user:
+
+    permission   vhost's name   ->   {"configure", "write", "read": patterns, "topics": {exchange: {"write", "read"}}}
+
+A pattern is a regular expression searched for in the name; an empty one matches nothing but the empty name. A user
+without a row for a virtual host cannot use it. Topic permissions, where an exchange has some, are asked in addition,
+for routing keys; `{username}` and `{vhost}` stand in their patterns for the user's. Answers are remembered, because
+every publish asks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from basaltmq.broker.users import User
+from basaltmq.catalog.catalog import Catalog
+from basaltmq.catalog.kinds import Kind
+from basaltmq.catalog.objects import CatalogObject
+from basaltmq.catalog.record import ROOT as _ROOT
+from basaltmq.errors import AccessRefusedError, InvalidArgumentError, NotFoundError, UserNotFoundError
+
+CONFIGURE: Final = "configure"
+WRITE: Final = "write"
+READ: Final = "read"
+KINDS: Final = (CONFIGURE, WRITE, READ)
+
+PATTERN_BYTES_MAX: Final = 1024
+"""A longer pattern is a program, and every name is searched with it."""
+
+ANSWERS_MAX: Final = 65_536
+"""Answers remembered; past it all are forgotten."""
+
+DEFAULT_EXCHANGE: Final = "amq.default"
+"""The name patterns see for the default exchange."""
+
+_NOTHING: Final = re.compile(r"^$")
+
+
+class Permission(msgspec.Struct, frozen=True):
+    """What one user may do in one virtual host."""
+
+    user: str
+    vhost: str
+    configure: str
+    write: str
+    read: str
+
+
+class TopicPermission(msgspec.Struct, frozen=True):
+    user: str
+    vhost: str
+    exchange: str
+    write: str
+    read: str
+
+
+class Permissions:
+    """The permissions of a node."""
+
+    def __init__(self, catalog: Catalog, durable: Callable[[], Awaitable[None]]) -> None:
+        self._catalog = catalog
+        self._durable = durable
+        self._answers: dict[tuple[str, ...], bool] = {}
+        self._rows: dict[tuple[str, str], dict[str, Any] | None] = {}
+        self._patterns: dict[str, re.Pattern[str]] = {}
+
+    def check(self, user: User, vhost: str, kind: str, resource: str) -> None:
+        """AccessRefusedError unless the user may `configure`, `write` or `read` the resource."""
+        key = (user.name, vhost, kind, resource)
+        answer = self._answers.get(key)
+        if answer is None:
+            answer = self._ask(user.name, vhost, kind, resource)
+            self._remember(key, answer)
+        if not answer:
+            raise AccessRefusedError(f"{kind} access to '{resource}' in vhost '{vhost}' refused for user '{user.name}'")
+
+    def check_topic(self, user: User, vhost: str, exchange: str, kind: str, routing_key: str) -> None:
+        """The same for a routing key of a topic exchange, where its permissions say something."""
+        row = self._row(user.name, vhost)
+        topics = None if row is None else row.get("topics")
+        if not topics or exchange not in topics:
+            return
+        key = (user.name, vhost, kind, exchange, routing_key)
+        answer = self._answers.get(key)
+        if answer is None:
+            pattern = topics[exchange].get(kind, "")
+            pattern = pattern.replace("{username}", re.escape(user.name)).replace("{vhost}", re.escape(vhost))
+            answer = self._compiled(pattern).search(routing_key) is not None
+            self._remember(key, answer)
+        if not answer:
+            raise AccessRefusedError(
+                f"{kind} access to topic '{routing_key}' in exchange '{exchange}' in vhost '{vhost}' refused for user "
+                f"'{user.name}'"
+            )
+
+    def check_vhost(self, user: User, vhost: str) -> None:
+        """AccessRefusedError unless the user may use the virtual host at all."""
+        if self._row(user.name, vhost) is None:
+            raise AccessRefusedError(f"access to vhost '{vhost}' refused for user '{user.name}'")
+
+    def may_use(self, user: str, vhost: str) -> bool:
+        return self._row(user, vhost) is not None
+
+    async def set(self, user: str, vhost: str, *, configure: str, write: str, read: str) -> None:
+        """Give a user permissions in a virtual host, in place of those there were."""
+        for pattern in (configure, write, read):
+            check_pattern(pattern)
+        old = self._find(user, vhost)
+        attributes = {CONFIGURE: configure, WRITE: write, READ: read}
+        if old is None:
+            self._catalog.create(Kind.PERMISSION, vhost, self._owner(user).id, attributes)
+        else:
+            self._catalog.update(old.id, {**old.attributes, **attributes})
+        self.forget()
+        await self._durable()
+
+    async def clear(self, user: str, vhost: str) -> None:
+        """Take all permissions of a user in a virtual host away, topic permissions included."""
+        found = self._find(user, vhost)
+        if found is None:
+            raise NotFoundError(f"user {user!r} has no permissions in vhost {vhost!r}")
+        self._catalog.delete(found.id)
+        self.forget()
+        await self._durable()
+
+    async def set_topic(self, user: str, vhost: str, exchange: str, *, write: str, read: str) -> None:
+        for pattern in (write, read):
+            check_pattern(pattern.replace("{username}", "u").replace("{vhost}", "v"))
+        found = self._find(user, vhost)
+        if found is None:
+            raise NotFoundError(
+                f"user {user!r} has no permissions in vhost {vhost!r}; give some before topic permissions"
+            )
+        topics = {**found.attributes.get("topics", {}), exchange: {WRITE: write, READ: read}}
+        self._catalog.update(found.id, {**found.attributes, "topics": topics})
+        self.forget()
+        await self._durable()
+
+    async def clear_topic(self, user: str, vhost: str, exchange: str | None = None) -> None:
+        """Take topic permissions away: of one exchange, or of all."""
+        found = self._find(user, vhost)
+        if found is None:
+            return
+        topics = {} if exchange is None else dict(found.attributes.get("topics", {}))
+        topics.pop(exchange, None)
+        self._catalog.update(found.id, {**found.attributes, "topics": topics})
+        self.forget()
+        await self._durable()
+
+    async def forget_vhost(self, vhost: str) -> None:
+        """A virtual host is gone; a later one of its name begins without permissions."""
+        for each in list(self.list()):
+            if each.vhost == vhost:
+                await self.clear(each.user, vhost)
+
+    def list(self) -> Iterator[Permission]:
+        for user in self._catalog.children(_ROOT, Kind.USER):
+            for each in self._catalog.children(user.id, Kind.PERMISSION):
+                patterns = [each.attributes.get(kind, "") for kind in KINDS]
+                yield Permission(user.name, each.name, *patterns)
+
+    def list_topics(self) -> Iterator[TopicPermission]:
+        for user in self._catalog.children(_ROOT, Kind.USER):
+            for each in self._catalog.children(user.id, Kind.PERMISSION):
+                for exchange, patterns in each.attributes.get("topics", {}).items():
+                    yield TopicPermission(
+                        user.name, each.name, exchange, patterns.get(WRITE, ""), patterns.get(READ, "")
+                    )
+
+    def forget(self) -> None:
+        """Something changed: ask again."""
+        self._answers.clear()
+        self._rows.clear()
+        self._patterns.clear()
+
+    def _ask(self, user: str, vhost: str, kind: str, resource: str) -> bool:
+        row = self._row(user, vhost)
+        if row is None:
+            return False
+        return self._compiled(str(row.get(kind, ""))).search(resource or DEFAULT_EXCHANGE) is not None
+
+    def _compiled(self, pattern: str) -> re.Pattern[str]:
+        if not pattern:
+            return _NOTHING
+        found = self._patterns.get(pattern)
+        if found is None:
+            found = self._patterns[pattern] = re.compile(pattern)
+        return found
+
+    def _remember(self, key: tuple[str, ...], answer: bool) -> None:
+        if len(self._answers) >= ANSWERS_MAX:
+            self._answers.clear()
+        self._answers[key] = answer
+
+    def _row(self, user: str, vhost: str) -> dict[str, Any] | None:
+        key = (user, vhost)
+        if key not in self._rows:
+            if len(self._rows) >= ANSWERS_MAX:
+                self._rows.clear()
+            found = self._find(user, vhost)
+            self._rows[key] = None if found is None else found.attributes
+        return self._rows[key]
+
+    def _find(self, user: str, vhost: str) -> CatalogObject | None:
+        owner = self._catalog.find(Kind.USER, user)
+        return None if owner is None else self._catalog.find(Kind.PERMISSION, vhost, owner.id)
+
+    def _owner(self, user: str) -> CatalogObject:
+        found = self._catalog.find(Kind.USER, user)
+        if found is None:
+            raise UserNotFoundError(f"there is no user {user!r}")
+        return found
+
+
+def check_pattern(pattern: str) -> None:
+    if not isinstance(pattern, str) or len(pattern.encode(errors="replace")) > PATTERN_BYTES_MAX:
+        raise InvalidArgumentError(f"a permission is a pattern of up to {PATTERN_BYTES_MAX} bytes")
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError) as error:
+        raise InvalidArgumentError(f"{pattern!r:.80} is no regular expression: {error}") from None

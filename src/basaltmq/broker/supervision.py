@@ -1,0 +1,165 @@
+"""Virtual hosts are supervised (SPEC E9, P11): one that fails is opened again, through recovery; others do not notice.
+
+    starting ─> running ─> (an error of the disk) ─> restarting ─> running
+                                                         └─ too often ─> down ─> (an operator) ─> starting
+
+At most `restarts_max` restarts within `window_s`; then it stays down until an operator starts it, while the others
+serve (`continue`), or the whole node stops (`stop_node`). A restart that cannot open the store counts like any other,
+after a pause that grows. What could not be opened when the node started is restarted the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from basaltmq.broker.vhost import VHost
+from basaltmq.errors import BasaltError, VHostDownError
+
+PAUSE_S: Final = 0.2
+"""Before the first restart after another; doubled for each further one in the window."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class VHostState(enum.StrEnum):
+    STARTING = "starting"
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    DOWN = "down"
+    STOPPED = "stopped"
+
+
+class Supervised:
+    """One virtual host and what became of it."""
+
+    def __init__(
+        self,
+        name: str,
+        open_vhost: Callable[[], Awaitable[VHost]],
+        close_store: Callable[[VHost], Awaitable[None]],
+        *,
+        restarts_max: int,
+        window_s: float,
+        gave_up: Callable[[Supervised], None],
+        changed: Callable[[Supervised], None],
+        clock_s: Callable[[], float] = time.monotonic,
+        pause_s: float = PAUSE_S,
+    ) -> None:
+        """`gave_up`: it stays down. `changed`: its state is another one."""
+        self.name = name
+        self.state = VHostState.STARTING
+        self.error: BaseException | None = None
+        self.restarts = 0
+        """Since the node began."""
+        self._open_vhost = open_vhost
+        self._close_store = close_store
+        self._restarts_max = restarts_max
+        self._window_s = window_s
+        self._gave_up = gave_up
+        self._changed = changed
+        self._clock_s = clock_s
+        self._pause_s = pause_s
+        self._vhost: VHost | None = None
+        self._recent: deque[float] = deque()
+        self._restarting: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()
+
+    def vhost(self) -> VHost:
+        if self.state is VHostState.RUNNING and self._vhost is not None:
+            return self._vhost
+        reason = "" if self.error is None else f": {self.error}"
+        remedy = "; start it once the cause is gone" if self.state is VHostState.DOWN else ""
+        raise VHostDownError(f"vhost '{self.name}' is {self.state}{reason}{remedy}")
+
+    async def start(self) -> None:
+        """Open it. An error is a failure like a later one: it is restarted, within the limits."""
+        async with self._lock:
+            if self.state is VHostState.RUNNING:
+                return
+            self._recent.clear()
+            self._enter(VHostState.STARTING)
+        await self._try_open()
+
+    async def stop(self) -> None:
+        """Close it, cleanly if it runs."""
+        if self._restarting is not None:
+            self._restarting.cancel()
+            await asyncio.wait([self._restarting])
+            self._restarting = None
+        async with self._lock:
+            vhost, self._vhost = self._vhost, None
+            self._enter(VHostState.STOPPED)
+            if vhost is not None:
+                await vhost.close()
+                await self._close_store(vhost)
+
+    async def _try_open(self) -> None:
+        try:
+            async with self._lock:
+                if self.state is VHostState.STOPPED:
+                    return
+                vhost = await self._open_vhost()
+                vhost.on_failed = self._failed
+                self._vhost = vhost
+                vhost.start()
+                self.error = None
+                self._enter(VHostState.RUNNING)
+        except (BasaltError, OSError) as error:
+            _log.error("vhost %r cannot be opened: %s", self.name, error)
+            self._failed(error)
+        except Exception as error:
+            _log.exception("vhost %r cannot be opened", self.name)
+            self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        self.error = error
+        if self.state in (VHostState.STOPPED, VHostState.DOWN):
+            return
+        now_s = self._clock_s()
+        while self._recent and self._recent[0] <= now_s - self._window_s:
+            self._recent.popleft()
+        if len(self._recent) >= self._restarts_max:
+            self._enter(VHostState.DOWN)
+            _log.error(
+                "vhost %r failed %d times within %g s and stays down until it is started by hand: %s",
+                self.name,
+                len(self._recent) + 1,
+                self._window_s,
+                error,
+            )
+            self._restarting = asyncio.get_running_loop().create_task(self._let_go())
+            self._gave_up(self)
+            return
+        pause_s = self._pause_s * (2 ** len(self._recent) - 1)
+        self._recent.append(now_s)
+        self.restarts += 1
+        self._enter(VHostState.RESTARTING)
+        self._restarting = asyncio.get_running_loop().create_task(self._restart(pause_s))
+
+    async def _restart(self, pause_s: float) -> None:
+        await self._let_go()
+        if pause_s:
+            await asyncio.sleep(pause_s)
+        await self._try_open()
+
+    async def _let_go(self) -> None:
+        """Close what failed, so that the store can be opened again."""
+        async with self._lock:
+            vhost, self._vhost = self._vhost, None
+            if vhost is not None:
+                try:
+                    await vhost.close()
+                    await self._close_store(vhost)
+                except Exception as error:
+                    _log.error("vhost %r did not close after its failure: %s", self.name, error)
+
+    def _enter(self, state: VHostState) -> None:
+        if state is not self.state:
+            self.state = state
+            self._changed(self)
