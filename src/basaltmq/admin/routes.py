@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from basaltmq.admin.message import HttpError, Request
+from basaltmq.broker.users import User
 
 BODY_BYTES_MAX: Final = 1 << 20
 """Of a request, where its route says nothing else: names and arguments, never contents."""
@@ -40,18 +41,8 @@ INCLUDED: Final[dict[str, frozenset[Access]]] = {
 }
 
 
-def allowed(tags: Sequence[str] | frozenset[str], access: Access) -> bool:
+def allowed(tags: Collection[str], access: Access) -> bool:
     return access is Access.PUBLIC or any(access in INCLUDED.get(tag, ()) for tag in tags)
-
-
-class Principal(Protocol):
-    """Who asks."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def tags(self) -> frozenset[str]: ...
 
 
 @dataclass(slots=True)
@@ -61,7 +52,7 @@ class Call:
     request: Request
     names: dict[str, str]
     """What stands at the {parameters} of the path."""
-    user: Principal | None
+    user: User | None
     body: Any = None
 
     @property
@@ -69,7 +60,7 @@ class Call:
         return self.request.query
 
     @property
-    def who(self) -> Principal:
+    def who(self) -> User:
         assert self.user is not None, "a public route has no user"
         return self.user
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -191,6 +192,8 @@ class StreamQueues:
         self._clock_ms = clock_ms
         self._visible = visible
         self._plane: StreamPlane | None = None
+        self.cleaning = threading.Lock()
+        """Held while retention works; a backup holds it so that no segment goes away under its copy."""
 
     @property
     def plane(self) -> StreamPlane:
@@ -251,7 +254,10 @@ class StreamQueues:
 
     def retain(self) -> int:
         """A bounded piece of retention; may be called from any thread."""
-        return 0 if self._plane is None else self._plane.engines.retain(self._clock_ms())
+        if self._plane is None:
+            return 0
+        with self.cleaning:
+            return self._plane.engines.retain(self._clock_ms())
 
     def close(self) -> None:
         if self._plane is not None:

@@ -1,0 +1,83 @@
+"""The whole API: every resource's routes in one table, with its documentation and metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from basaltmq.admin.application import AdminApplication
+from basaltmq.admin.auth import Authenticator
+from basaltmq.admin.bindings import Bindings
+from basaltmq.admin.connections import Connections
+from basaltmq.admin.definitions import DefinitionTransfer
+from basaltmq.admin.exchanges import Exchanges
+from basaltmq.admin.health import Health
+from basaltmq.admin.message import Response
+from basaltmq.admin.metrics import Metrics
+from basaltmq.admin.openapi import PAGE_POLICY, document, page
+from basaltmq.admin.overview import Overview
+from basaltmq.admin.policies import Policies
+from basaltmq.admin.principals import Principals
+from basaltmq.admin.queues import Queues
+from basaltmq.admin.routes import Access, Call, Route, RouteTable
+from basaltmq.admin.scope import Scope
+from basaltmq.admin.store import StoreTools
+from basaltmq.admin.totals import TotalsBook
+from basaltmq.admin.vhosts import Vhosts
+from basaltmq.broker.config import Config
+from basaltmq.broker.node import Node
+
+
+class AdminApi:
+    """Everything behind the admin port."""
+
+    def __init__(self, node: Node, config: Callable[[], Config], ports: Mapping[str, int]) -> None:
+        """`config` gives the settings of the moment; `ports` where the broker listens, by section."""
+        scope = Scope(node, config, ports)
+        totals = TotalsBook()
+        authenticator = Authenticator(node.users)
+        started_s = time.time()
+        principals = Principals(scope, node.users, node.permissions)
+        self.metrics = Metrics(
+            scope, totals, authenticator, is_public=lambda: config().admin.metrics_public, started_s=started_s
+        )
+        routes: list[Route] = [
+            *Overview(scope, totals, config, started_s).routes(),
+            *Vhosts(scope, totals).routes(),
+            *StoreTools(scope).routes(),
+            *principals.routes(),
+            *Queues(scope).routes(),
+            *Exchanges(scope).routes(),
+            *Bindings(scope).routes(),
+            *Policies(scope).routes(),
+            *Connections(scope).routes(),
+            *DefinitionTransfer(scope, principals).routes(),
+            *Health(scope, config).routes(),
+            *self.metrics.routes(),
+        ]
+        self.table = RouteTable([*routes, *self._documentation(routes)])
+        self.application = AdminApplication(self.table, authenticator)
+
+    @staticmethod
+    def _documentation(routes: list[Route]) -> list[Route]:
+        described = document(routes)
+
+        def openapi(_call: Call) -> Response:
+            return Response(200, msgspec.json.encode(described))
+
+        def docs(call: Call) -> Response:
+            server = f"http://{call.request.headers.get('host', 'localhost:15672')}"
+            headers = {"Content-Security-Policy": PAGE_POLICY}
+            return Response(200, page(routes, server).encode(), "text/html; charset=utf-8", headers)
+
+        def home(_call: Call) -> Response:
+            return Response(302, headers={"Location": "/api/docs"})
+
+        return [
+            Route("GET", "/api/openapi.json", openapi, "This API, for programs.", Access.PUBLIC),
+            Route("GET", "/api/docs", docs, "This API, for people.", Access.PUBLIC),
+            Route("GET", "/api", home, "Leads to the documentation.", Access.PUBLIC),
+            Route("GET", "/", home, "Leads to the documentation.", Access.PUBLIC),
+        ]
