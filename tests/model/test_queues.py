@@ -67,6 +67,7 @@ class Known:
     attempts: int = 0
     state: str = "ready"
     due_ns: int = 0
+    was_leased: bool = False
     ids: set[bytes] = field(default_factory=set)
 
 
@@ -177,7 +178,7 @@ class QueueMachine(RuleBasedStateMachine):
         refused=st.sampled_from([False, False, False, True]),
     )
     def lease(self, count: int, visibility_ms: int, refused: bool) -> Any:
-        if refused and self.ready():
+        if refused and visibility_ms and self.ready():
             self.store.refuse = True
             with pytest.raises(StoreStalledError):
                 self.plane.lease("q", count, visibility_ms=visibility_ms)
@@ -195,6 +196,8 @@ class QueueMachine(RuleBasedStateMachine):
             assert delivery.token == token
             assert delivery.payload == known.payload == delivery.message().payload
             assert delivery.attempts == known.attempts
+            assert delivery.redelivered or not known.was_leased
+            known.was_leased = True
             known.state = "leased"
         self.held[token] = dict.fromkeys(d.id for d in deliveries)
         self.held_until[token] = self.now_ns + visibility_ms * MS if visibility_ms else 1 << 64
@@ -376,7 +379,8 @@ class QueueMachine(RuleBasedStateMachine):
     def settle_down_after_restart(self) -> None:
         for token, until in list(self.held_until.items()):
             if until == 1 << 64:
-                self.held_until[token] = 0
+                for message_id in self.settle(token, None):
+                    self.known[message_id].state = "ready"
         self.settle_down()
 
     @invariant()

@@ -64,6 +64,8 @@ SHARED: Final = 8
 """The body apart is shared with other messages, told by reference rows."""
 TIMED: Final = 16
 """Has a row in the expiry index."""
+RETURNED: Final = 32
+"""Was delivered before and came back. In a row: with the number of times it came back without having failed."""
 
 ENTRY_OVERHEAD_BYTES: Final = 320
 """What an entry costs beside its row: the object, its key, its slots in the containers (measured, rounded up)."""
@@ -100,6 +102,10 @@ class Leased(Protocol):
 
     def free(self, rows: list[Row]) -> list[Row]:
         """Those rows that are not handed out."""
+        ...
+
+    def paged_out(self, entry: Entry) -> None:
+        """A message that came back leaves memory, and with it the mark that it did."""
         ...
 
 
@@ -184,6 +190,10 @@ class BackingQueue(Protocol):
 
     def is_empty(self) -> bool:
         """True if a fetch would find nothing."""
+        ...
+
+    def forget_returned(self) -> None:
+        """Say `paged_out` for every message in memory that came back: memory is about to be lost."""
         ...
 
     def resident_len(self) -> int:

@@ -48,6 +48,10 @@ class Changes:
         self._closed = False
 
     @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    @property
     def is_open(self) -> bool:
         """Whether operations are being gathered into one change."""
         return self._current is not None

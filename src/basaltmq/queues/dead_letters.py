@@ -147,7 +147,7 @@ def settle_in(target: Queue, change: Change, moving: Sequence[tuple[Entry, Messa
     entries: list[Entry] = []
     for entry, message in moving:
         message.queue = target.name
-        message.enqueued_ns = target.shared.place_ns(change.now_ns)
+        message.enqueued_ns = target.shared.places.next(change)
         message.attempts = 0
         message.leased_ns = 0
         message.expires_ns = 0 if ttl_ms is None else change.now_ns + ttl_ms * _MS

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from basaltmq.queues import rows
 from basaltmq.queues.message import Message
+
+REDELIVERED: Final = 1
+PRIORITY: Final = 2
+"""The sub-queue in the key begins with a priority."""
 
 
 class Delivery(msgspec.Struct, gc=False, frozen=True):
@@ -17,10 +23,22 @@ class Delivery(msgspec.Struct, gc=False, frozen=True):
     row: bytes
     body: bytes | None = None
     """The payload, if it is not in the row."""
+    marks: int = 0
+    """REDELIVERED, PRIORITY."""
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether it was delivered before and came back. Where that is not known (after a crash, or when too many came
+        back to be remembered one by one) a message that may have been counts as one that was."""
+        return bool(self.marks & REDELIVERED)
 
     @property
     def payload(self) -> bytes:
         return rows.payload_of(self.row) if self.body is None else self.body
+
+    @property
+    def properties(self) -> bytes:
+        return rows.properties_of(self.row)
 
     @property
     def attempts(self) -> int:
@@ -29,4 +47,7 @@ class Delivery(msgspec.Struct, gc=False, frozen=True):
 
     def message(self) -> Message:
         """Everything about it."""
-        return rows.open_row(self.key, self.row, self.body)
+        message = rows.open_row(self.key, self.row, self.body)
+        if self.marks & PRIORITY:
+            message.fairness_key = rows.split_sub_queue(message.fairness_key)[1]
+        return message

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from basaltmq.queues.advice import on_failure
-from basaltmq.queues.backing import SPILLED, TRANSIENT, Entry
+from basaltmq.queues.backing import RETURNED, SPILLED, TRANSIENT, Entry
 from basaltmq.queues.change import Change
 from basaltmq.queues.dead_letters import ATTEMPTS, LAST_ERROR, REJECTED, bury
 from basaltmq.queues.delays import delay
@@ -82,6 +82,7 @@ def fail(
         delay(queue, change, later)
     if retried:
         for entry in retried:
+            entry.flags |= RETURNED
             if entry.flags & SPILLED:
                 change.batch.delete(Family.TRANSIENT, entry.key)
                 entry.flags &= ~SPILLED

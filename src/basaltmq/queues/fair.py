@@ -246,6 +246,10 @@ class FairQueue(Proxy):
     def is_empty(self) -> bool:
         return self.head() is None
 
+    def forget_returned(self) -> None:
+        for queue in self._subs.values():
+            queue.forget_returned()
+
     def resident_len(self) -> int:
         return sum(queue.resident_len() for queue in self._subs.values())
 
@@ -263,10 +267,11 @@ class FairQueue(Proxy):
             found += self._subs[sub].browse(after, count - len(found))
         return found
 
-    def sub_queues(self) -> dict[str, int]:
-        """Fairness keys that have messages, and how many of each are in memory."""
+    def sub_queues(self) -> list[tuple[str, PagingQueue, int, int]]:
+        """Sub-queues that have messages, each with its weight and its deficit."""
         self._known()
-        return {sub: queue.resident_len() for sub, queue in self._subs.items()}
+        scheduler = self._scheduler
+        return [(sub, queue, scheduler.weight(sub) or 1, scheduler.deficit(sub)) for sub, queue in self._subs.items()]
 
     def info(self) -> Info:
         infos = [queue.info() for queue in self._subs.values()]

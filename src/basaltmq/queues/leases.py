@@ -15,8 +15,10 @@ whole and touches nothing.
     token   | boot u24 | count u40 |
 
 The plane keeps all expiries of a boot in one heap. What earlier boots left is on disk in the same order and is read in
-pages as its time comes, so opening costs nothing per lease. A lease whose expiry is FOREVER ends with its consumer:
-by release, or at the next open.
+pages as its time comes, so opening costs nothing per lease.
+
+A lease whose expiry is FOREVER is a hold: it ends with its consumer and is in memory only. No row is written for it, so
+after a crash its messages are simply ready.
 """
 
 from __future__ import annotations
@@ -113,6 +115,10 @@ class LeaseCall:
         self.expires_ns = expires_ns
         self.entries = entries
 
+    @property
+    def is_hold(self) -> bool:
+        return self.expires_ns == FOREVER
+
 
 def encode_lease_call(call: LeaseCall, queue_bytes: int) -> bytes:
     """The row of a call; `queue_bytes` is the length of lp(queue), which its keys begin with."""
@@ -146,20 +152,22 @@ def decode_lease_call(queue: str, token: int, row: bytes) -> tuple[LeaseCall, li
 class Leases:
     """The leases of one queue. Changes rows in the batch it is handed, and its own memory at once."""
 
-    __slots__ = ("_by_id", "_by_token", "_queue", "_queue_bytes", "size_bytes")
+    __slots__ = ("_by_id", "_by_token", "_queue", "_queue_bytes", "returned_ns", "size_bytes")
 
-    def __init__(self, queue: str) -> None:
+    def __init__(self, queue: str, returned_ns: int = 0) -> None:
         self._queue = queue
         self._queue_bytes = len(lp(queue))
         self._by_token: dict[int, LeaseCall] = {}
         self._by_id: dict[bytes, LeaseCall] = {}
         self.size_bytes = 0
         """Bodies of all leased messages."""
+        self.returned_ns = returned_ns
+        """Messages up to this place may have been leased before; of the others it is known."""
 
     @classmethod
-    def load(cls, store: Store, queue: str) -> Leases:
+    def load(cls, store: Store, queue: str, returned_ns: int = 0) -> Leases:
         """The leases that rows tell of, with those of their messages that still exist."""
-        leases = cls(queue)
+        leases = cls(queue, returned_ns)
         for key, row in store.scan(Family.LEASE_CALLS, *prefix_range(lease_call_prefix(queue))):
             call, message_keys = decode_lease_call(queue, decode_lease_call_key(key)[1], row)
             found = store.get_many(Family.MESSAGES, message_keys)
@@ -185,6 +193,23 @@ class Leases:
         """Those message rows that are not leased."""
         by_id = self._by_id
         return [row for row in rows if row[0][-16:] not in by_id] if by_id else rows
+
+    def paged_out(self, entry: Entry) -> None:
+        """A message that came back leaves memory; from here on its place says that it may have come back."""
+        self.returned_ns = max(self.returned_ns, int.from_bytes(entry.key[-24:-16], "big"))
+
+    def has_memory_only(self) -> bool:
+        """True if something of the leases is on no disk: holds, and transient messages."""
+        return any(call.is_hold for call in self._by_token.values()) or any(
+            e.flags & TRANSIENT for call in self._by_token.values() for e in call.entries.values()
+        )
+
+    def forget_holds(self) -> None:
+        """Memory is about to be lost: what is held comes back."""
+        for call in self._by_token.values():
+            if call.is_hold:
+                for entry in call.entries.values():
+                    self.paged_out(entry)
 
     def call_of(self, message_id: bytes) -> LeaseCall | None:
         return self._by_id.get(message_id)
@@ -256,6 +281,8 @@ class Leases:
 
     def settled(self, batch: Batch, call: LeaseCall, *, rewrite: bool) -> None:
         """Write what `take` left. `rewrite` if what was taken goes on living as a message of this queue."""
+        if call.is_hold:
+            return
         if not call.entries:
             batch.delete(Family.LEASE_CALLS, lease_call_key(self._queue, call.token))
             batch.delete(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key(call.expires_ns, self._queue, call.token))
@@ -264,15 +291,22 @@ class Leases:
 
     def cancel(self, change: Change, call: LeaseCall) -> None:
         """A call that began and ended in one change leaves no rows."""
+        if call.is_hold:
+            return
         change.cancel(Family.LEASE_CALLS, lease_call_key(self._queue, call.token))
         change.cancel(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key(call.expires_ns, self._queue, call.token))
 
     def move_expiry(self, batch: Batch, call: LeaseCall, expires_ns: int) -> None:
-        batch.delete(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key(call.expires_ns, self._queue, call.token))
+        if not call.is_hold:
+            batch.delete(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key(call.expires_ns, self._queue, call.token))
+            if expires_ns == FOREVER:
+                batch.delete(Family.LEASE_CALLS, lease_call_key(self._queue, call.token))
         call.expires_ns = expires_ns
         self._write(batch, call)
 
     def _write(self, batch: Batch, call: LeaseCall) -> None:
+        if call.is_hold:
+            return
         batch.put(Family.LEASE_CALLS, lease_call_key(self._queue, call.token), self._encode(call))
         batch.put(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key(call.expires_ns, self._queue, call.token), b"")
 
@@ -282,6 +316,8 @@ class Leases:
     def delete_rows(self, batch: Batch) -> None:
         """Every row of every lease of the queue."""
         for call in self._by_token.values():
+            if call.is_hold:
+                continue
             batch.delete(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key(call.expires_ns, self._queue, call.token))
         start, end = prefix_range(lease_call_prefix(self._queue))
         assert end is not None, "a length-prefixed name is never all 0xff"
@@ -350,7 +386,7 @@ class LeaseExpiry:
         self._pages_from = keys[EXPIRY_PAGE] if len(keys) > EXPIRY_PAGE else None
 
     def _end_endless(self) -> None:
-        """The consumers of earlier boots are gone, so what they held for ever is due."""
+        """Earlier versions wrote rows for holds too. Their consumers are gone, so what they held is due."""
         rows = self._store.scan(Family.LEASE_CALL_EXPIRY, lease_expiry_bound(FOREVER))
         for _, queue, token in self._left_over(key for key, _ in rows):
             self.add(0, queue, token)

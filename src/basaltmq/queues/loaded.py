@@ -25,6 +25,7 @@ from basaltmq.queues.queue import MS, Queue, Shared
 from basaltmq.queues.runtime_config import RuntimeConfig
 from basaltmq.queues.stats import QueueStats
 from basaltmq.queues.waiters import Waiters
+from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.keys import queue_key, queue_stats_key
 
@@ -83,7 +84,8 @@ class LoadedQueues:
             raise QueueNotFoundError(f"there is no queue {name!r}; create it first")
         row = self._store.get(Family.QUEUE_STATS, queue_stats_key(name))
         stats = QueueStats() if row is None else QueueStats.decode(name, row)
-        queue = self._queues[name] = self._assemble(config, stats, Leases.load(self._store, name))
+        leases = Leases.load(self._store, name, stats.returned_ns)
+        queue = self._queues[name] = self._assemble(config, stats, leases)
         return queue
 
     def make(self, change: Change, config: QueueConfig) -> Queue:
@@ -137,6 +139,12 @@ class LoadedQueues:
             if queue.hooks is not None:
                 queue.hooks.release()
 
+    def save_all(self, batch: Batch) -> None:
+        """Add what all queues have that memory alone knows and that is to outlive it."""
+        for queue in self._queues.values():
+            queue.leases.forget_holds()
+            queue.save(batch)
+
     def clear(self) -> None:
         self._queues.clear()
 
@@ -152,7 +160,15 @@ class LoadedQueues:
                 queue.backing.shrink()
                 over_budget = self._shared.budget.room_bytes() < 0
             if len(self._queues) > self._loaded_max:
-                if queue.stats.transient or len(queue.leases) or name in self._waiters:
+                if queue.stats.transient or queue.leases.has_memory_only() or name in self._waiters:
                     self._queues.move_to_end(name)
                 else:
+                    self._save(queue)
                     self.unload(name)
+
+    def _save(self, queue: Queue) -> None:
+        """Write what of a queue's counts was not worth a write of its own."""
+        batch = Batch()
+        queue.save(batch)
+        if batch.ops:
+            self._store.write(batch)

@@ -21,6 +21,7 @@ from typing import Final
 from basaltmq.errors import StoreStalledError
 from basaltmq.queues.backing import (
     ENTRY_OVERHEAD_BYTES,
+    RETURNED,
     SPILLED,
     TRANSIENT,
     Entry,
@@ -248,6 +249,8 @@ class PagingQueue:
             if self._cursor is not None and entry.key >= self._cursor:
                 if entry.flags & TRANSIENT and not entry.flags & SPILLED:
                     homeless.append(entry)
+                elif entry.flags & RETURNED:
+                    self._leased.paged_out(entry)
                 continue
             if entry.row and self._cursor is None and (not self._window or self._window[-1].key < entry.key):
                 self._window.append(entry)
@@ -353,8 +356,25 @@ class PagingQueue:
     def is_empty(self) -> bool:
         return self.head() is None
 
+    def forget_returned(self) -> None:
+        for entry in self._in_memory():
+            if entry.flags & RETURNED:
+                self._leased.paged_out(entry)
+
     def resident_len(self) -> int:
         return len(self._window) + len(self._returned) - len(self._gone)
+
+    def pending(self, count_max: int) -> int:
+        """Messages that wait; those on disk are looked for until `count_max` is reached."""
+        here = {e.key for e in self._in_memory()} - self._gone
+        count = len(here)
+        if self._cursor is not None:
+            for key, _ in self._rows(self._cursor):
+                if count >= count_max:
+                    break
+                if key not in here and key not in self._gone and not self._leased.has_key(key):
+                    count += 1
+        return count
 
     def is_duplicate(self, key: bytes) -> bool:
         if key in self._gone or self._leased.has_key(key):
@@ -462,6 +482,9 @@ class PagingQueue:
                 heappush(self._returned, (entry.key, entry))
                 self._charge(entry.cost_bytes())
             return
+        for entry in dropped:
+            if entry.flags & RETURNED:
+                self._leased.paged_out(entry)
         lowest = min(e.key for e in dropped)
         if self._cursor is None or lowest < self._cursor:
             self._lower_cursor(lowest)
@@ -484,6 +507,8 @@ class PagingQueue:
             entry = self._window.pop()
             self._charge(-entry.cost_bytes())
             self._gone -= {entry.key}
+            if entry.flags & RETURNED:
+                self._leased.paged_out(entry)
             assert not entry.flags & TRANSIENT or entry.flags & SPILLED, "the window is let go from its end"
         staying: list[tuple[bytes, Entry]] = []
         for key, entry in self._returned:
@@ -492,6 +517,8 @@ class PagingQueue:
             else:
                 self._charge(-entry.cost_bytes())
                 self._gone -= {key}
+                if entry.flags & RETURNED:
+                    self._leased.paged_out(entry)
         self._returned = staying
         heapify(self._returned)
 
@@ -512,6 +539,8 @@ class PagingQueue:
             return False
         for entry in entries:
             entry.flags |= SPILLED
+            if entry.flags & RETURNED:
+                self._leased.paged_out(entry)
         self._has_spilled = True
         return True
 

@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from itertools import islice
 from typing import Self
 
-from basaltmq.errors import InvalidArgumentError, InvalidConfigError, QueueExistsError
+from basaltmq.errors import BasaltError, InvalidArgumentError, InvalidConfigError, QueueExistsError
 from basaltmq.ids import Ids
 from basaltmq.queues import fanout
+from basaltmq.queues.boot import Places
 from basaltmq.queues.change import Change
 from basaltmq.queues.changes import Changes
 from basaltmq.queues.config import Durability, QueueConfig, decode_config, encode_config
@@ -36,6 +37,7 @@ from basaltmq.queues.due import Due
 from basaltmq.queues.failures import fail
 from basaltmq.queues.held import is_held
 from basaltmq.queues.hooks import HookCounters
+from basaltmq.queues.key_stats import FairnessKey, ThrottleKey, fairness_keys, throttle_keys
 from basaltmq.queues.leases import LeaseExpiry, Tokens
 from basaltmq.queues.loaded import LOADED_MAX, LoadedQueues
 from basaltmq.queues.long_operations import LongOperations
@@ -53,6 +55,7 @@ from basaltmq.queues.waiters import Listen, Waiter, Waiters
 from basaltmq.queues.work import Find, T
 from basaltmq.queues.xa import QueueXa
 from basaltmq.store.api import Store
+from basaltmq.store.batch import Batch
 from basaltmq.store.commit import GroupCommit
 from basaltmq.store.families import Family
 from basaltmq.store.keys import decode_queue_key, queue_key
@@ -86,6 +89,7 @@ class QueuePlane:
             ids=ids or Ids(clock_ns),
             content=Content(store),
             tokens=tokens,
+            places=Places.open(store),
             lease_expiry=LeaseExpiry(store, tokens),
             timers=Timers(store),
             find=lambda change, name: self._loaded.find_or_make(change, name),
@@ -186,6 +190,16 @@ class QueuePlane:
             counts["ready_bytes"] = queue.ready_bytes()
             counts["leased"] = len(queue.leases)
             return counts
+
+    def fairness_keys(self, name: str) -> tuple[int, list[FairnessKey]]:
+        """How many fairness keys have something ready, and how they stand (the first of them, if they are many)."""
+        with self._lock:
+            return fairness_keys(self._queue(name), self._clock_ns())
+
+    def throttle_keys(self) -> list[ThrottleKey]:
+        """How throttles stand (the first of them, if they are many)."""
+        with self._lock:
+            return throttle_keys(self._shared.buckets, self._shared.throttles, self._clock_ns())
 
     def script_counters(self, name: str) -> dict[str, HookCounters]:
         """How the queue's scripts fare."""
@@ -394,9 +408,19 @@ class QueuePlane:
     def close(self) -> None:
         """Refuse further calls and wake everyone who waits. The store stays open."""
         with self._lock:
-            self._changes.close()
+            if not self._changes.is_closed:
+                self._changes.close()
+                self._say_goodbye()
             self._loaded.clear()
             self._waiters.wake_all()
+
+    def _say_goodbye(self) -> None:
+        """Write that this is a clean end. A store that cannot be written any more is opened as after a crash."""
+        batch = Batch()
+        self._loaded.save_all(batch)
+        self._shared.places.close(batch)
+        with suppress(BasaltError):
+            self._store.write(batch)
 
     def __enter__(self) -> Self:
         return self

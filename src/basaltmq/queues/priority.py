@@ -13,7 +13,7 @@ from typing import Final
 from basaltmq.queues.backing import Entry, Info
 from basaltmq.queues.change import Change
 from basaltmq.queues.fair import FairQueue
-from basaltmq.queues.paging import cancel_rows, put_rows
+from basaltmq.queues.paging import PagingQueue, cancel_rows, put_rows
 from basaltmq.queues.proxy import Proxy
 from basaltmq.queues.rows import split_sub_queue
 from basaltmq.store.keys import lp
@@ -125,6 +125,10 @@ class PriorityQueue(Proxy):
     def is_empty(self) -> bool:
         return self.head() is None
 
+    def forget_returned(self) -> None:
+        for level in self._levels.values():
+            level.forget_returned()
+
     def resident_len(self) -> int:
         return sum(level.resident_len() for level in self._levels.values())
 
@@ -136,6 +140,11 @@ class PriorityQueue(Proxy):
         self._known()
         found = [entry for level in self._levels.values() for entry in level.browse(after, count)]
         return sorted(found, key=lambda e: e.key)[:count]
+
+    def sub_queues(self) -> list[tuple[str, PagingQueue, int, int]]:
+        """Sub-queues of all levels that have messages, each with its weight and its deficit."""
+        self._known()
+        return [each for level in self._levels.values() for each in level.sub_queues()]
 
     def info(self) -> Info:
         self._known()

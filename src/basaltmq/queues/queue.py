@@ -17,12 +17,13 @@ from typing import Final, NamedTuple
 from basaltmq.errors import InvalidArgumentError, LimitExceededError
 from basaltmq.ids import Ids
 from basaltmq.queues import advice, dedup, limits, rows
-from basaltmq.queues.backing import APART, SHARED, SPILLED, TIMED, TRANSIENT, BackingQueue, Entry
+from basaltmq.queues.backing import APART, RETURNED, SHARED, SPILLED, TIMED, TRANSIENT, BackingQueue, Entry
+from basaltmq.queues.boot import Places
 from basaltmq.queues.change import Change
 from basaltmq.queues.config import DURATION_MS_MAX, QueueConfig
 from basaltmq.queues.content import INLINE_BYTES_MAX, Content
 from basaltmq.queues.delays import delay
-from basaltmq.queues.delivery import Delivery
+from basaltmq.queues.delivery import PRIORITY, REDELIVERED, Delivery
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft, to_message
 from basaltmq.queues.expiry import expire, watch
 from basaltmq.queues.hooks import QueueHooks
@@ -34,6 +35,7 @@ from basaltmq.queues.throttle import TokenBuckets
 from basaltmq.queues.throttling import Throttling
 from basaltmq.queues.timers import Timers
 from basaltmq.store.api import Store
+from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.keys import lp, queue_stats_key, timed_of
 
@@ -59,6 +61,7 @@ class Shared:
     ids: Ids
     content: Content
     tokens: Tokens
+    places: Places
     lease_expiry: LeaseExpiry
     timers: Timers
     find: Callable[[Change, str], Queue]
@@ -74,12 +77,6 @@ class Shared:
     """Prepared branches that have messages in the queue of this name, or for it."""
     budget: MemoryBudget = field(default_factory=MemoryBudget)
     paging: PagingLimits = field(default_factory=PagingLimits)
-    last_place_ns: int = 0
-
-    def place_ns(self, now_ns: int) -> int:
-        """The enqueue time of a call: the clock's, but never one that was given out, whatever the clock does."""
-        self.last_place_ns = max(now_ns, self.last_place_ns + 1)
-        return self.last_place_ns
 
 
 class Made(NamedTuple):
@@ -105,6 +102,7 @@ class Queue:
         "config",
         "delayed_from_ns",
         "expiry_from_ns",
+        "has_returned",
         "hooks",
         "leases",
         "name",
@@ -138,6 +136,7 @@ class Queue:
         self.throttling: Throttling | None = None
         self.delayed_from_ns = 0
         self.expiry_from_ns = 0
+        self.has_returned = False
         priority = 0 if config.priorities_max else None
         self._default_prefix = rows.prefix_of(self.name, rows.sub_queue(FAIRNESS_KEY_DEFAULT, priority))
         self._stats_key = queue_stats_key(self.name)
@@ -162,7 +161,16 @@ class Queue:
             change.before(self, lambda: self._put_stats(change))
 
     def _put_stats(self, change: Change) -> None:
+        self.stats.returned_ns = self.leases.returned_ns
         change.batch.put(Family.QUEUE_STATS, self._stats_key, self.stats.encode())
+
+    def save(self, batch: Batch) -> None:
+        """Memory is about to be lost: write what it has and the row has not."""
+        if self.has_returned:
+            self.backing.forget_returned()
+        if self.stats.returned_ns != self.leases.returned_ns:
+            self.stats.returned_ns = self.leases.returned_ns
+            batch.put(Family.QUEUE_STATS, self._stats_key, self.stats.encode())
 
     def enqueue(
         self,
@@ -212,10 +220,10 @@ class Queue:
         self, change: Change, drafts: Sequence[Draft | bytes], consumer: str, visibility_ms: int | None = None
     ) -> list[Delivery]:
         """Hand messages straight to a consumer: they are leased in the change that brings them in."""
+        self.touch(change)
         _, entries, delayed, _ = self.make(change, drafts)
         if delayed:
             raise InvalidArgumentError("a delayed message cannot be delivered at once")
-        self.touch(change)
         self.stats.enqueued += len(entries)
         self.count(entries, 1)
         self.backing.publish_delivered(change, entries)
@@ -234,7 +242,7 @@ class Queue:
         if len(drafts) > ENQUEUE_MAX:
             raise LimitExceededError(f"{len(drafts)} messages in one call: at most {ENQUEUE_MAX}")
         ids = self.shared.ids.many(len(drafts))
-        place_ns = self.shared.place_ns(change.now_ns)
+        place_ns = self.shared.places.next(change)
         entries = self._make_plain(change, drafts, ids, place_ns)
         if entries is not None:
             return Made(ids, entries, [], FAIRNESS_KEY_DEFAULT)
@@ -395,15 +403,22 @@ class Queue:
         change.after(lambda: self._expect_expiry(call))
         change.marks.add(call)
         self.used_ns = change.now_ns
-        apart = [e for e in entries if e.flags & APART]
-        if not apart:
+        returned_ns = max(self.leases.returned_ns, self.shared.places.crash_ns)
+        if not returned_ns and not self.config.priorities_max and not [e for e in entries if e.flags]:
             deliveries = [Delivery(i, token, e.key, e.row) for i, e in zip(ids, entries, strict=True)]
-        else:
-            bodies = dict(zip([e.key for e in apart], self.bodies(change, apart), strict=True))
-            deliveries = [
-                Delivery(i, token, e.key, e.row, bodies.get(e.key)) for i, e in zip(ids, entries, strict=True)
-            ]
-        for entry in entries:
+            for entry in entries:
+                entry.row = b""
+            return deliveries
+        apart = [e for e in entries if e.flags & APART]
+        bodies = dict(zip([e.key for e in apart], self.bodies(change, apart), strict=True)) if apart else {}
+        until = returned_ns.to_bytes(8, "big")
+        always = PRIORITY if self.config.priorities_max else 0
+        deliveries = []
+        for message_id, entry in zip(ids, entries, strict=True):
+            key, row = entry.key, entry.row
+            came_back = entry.flags & RETURNED or key[-24:-16] <= until
+            marks = always | REDELIVERED if came_back else always
+            deliveries.append(Delivery(message_id, token, key, row, bodies.get(key), marks))
             if entry.flags & (TRANSIENT | SPILLED) != TRANSIENT:
                 entry.row = b""
         return deliveries
@@ -455,7 +470,7 @@ class Queue:
         return call, list(taken.values())
 
     def release(self, change: Change, token: int, ids: Sequence[bytes] | None = None) -> int:
-        """Messages of a lease (all by default) go back to their places, as if they had not been leased."""
+        """Messages of a lease (all by default) go back to their places; no attempt is counted."""
         entries = self.take(change, token, ids)
         self.return_ready(change, entries)
         return len(entries)
@@ -468,6 +483,9 @@ class Queue:
             self.load_rows(expired)
             expire(self, change, expired)
             entries = [e for e in entries if not e.expires_ns or e.expires_ns > now_ns]
+        self.has_returned = True
+        for entry in entries:
+            entry.flags |= RETURNED
         self.backing.requeue(change, entries)
         if entries:
             change.ready[self.name] = None
@@ -584,9 +602,7 @@ class Queue:
 
     def reseal(self, entry: Entry, message: Message) -> bytes:
         """The row of an entry whose message has changed."""
-        _, flags, body_id, body_bytes = rows.unwrap(entry.row)
-        row = encode_row(message)
-        return rows.wrap(row, flags, body_id, body_bytes) if flags else row
+        return rows.rewrap(entry.row, encode_row(message))
 
     def browse(self, count: int, after: bytes = b"") -> tuple[list[Message], bytes]:
         """Ready messages in key order without changing anything, and the key to go on behind."""

@@ -2,10 +2,10 @@
 
 A row is that of message.py, or the same in an envelope when the machinery has something to remember about it:
 
-    | layout 0x80 | flags u8 | body id (16) | body bytes u32 | row with an empty payload, or the whole row |
+    | layout 0x80 | flags u8 | body id (16) | body bytes u32 | returns u32 | row, with an empty payload if it is apart |
 
-The flags are those of backing.py (APART, SHARED, TIMED). The body id is zero and the payload in the row unless the body
-is APART. An envelope is never inside another.
+The flags are those of backing.py (APART, SHARED, TIMED, RETURNED). `returns` is there only if RETURNED is set. The body
+id is zero and the payload in the row unless the body is APART. An envelope is never inside another.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Final
 
 from basaltmq.errors import CorruptionError
-from basaltmq.queues.backing import APART, SHARED, TIMED, Entry
+from basaltmq.queues.backing import APART, RETURNED, SHARED, TIMED, Entry
 from basaltmq.queues.message import HEAD, LAYOUT, Message, decode_row
 from basaltmq.store.keys import lp
 
@@ -24,6 +24,8 @@ NO_BODY: Final = bytes(16)
 
 _ENVELOPE: Final = Struct(">BB16sI")
 _SIZE: Final = Struct(">I")
+_LENGTHS: Final = Struct(">II")
+_RETURNS_MAX: Final = (1 << 32) - 1
 
 
 def wrap(row: bytes, flags: int, body_id: bytes = NO_BODY, body_bytes: int = 0) -> bytes:
@@ -35,10 +37,34 @@ def unwrap(row: bytes) -> tuple[bytes, int, bytes, int]:
     """The row inside, its flags, body id and body bytes; a row without an envelope has none of them."""
     if row[:1] != b"\x80":
         return row, 0, NO_BODY, 0
-    if len(row) < _ENVELOPE.size + HEAD.size or row[1] & ~(APART | SHARED | TIMED):
+    if len(row) < _ENVELOPE.size + HEAD.size or row[1] & ~(APART | SHARED | TIMED | RETURNED):
         raise CorruptionError(f"a message row of {len(row)} bytes has a damaged envelope: {row[:24].hex()}")
     _, flags, body_id, body_bytes = _ENVELOPE.unpack_from(row)
-    return row[_ENVELOPE.size :], flags, body_id, body_bytes
+    return row[_inner_at(flags) :], flags, body_id, body_bytes
+
+
+def _inner_at(flags: int) -> int:
+    return _ENVELOPE.size + (_SIZE.size if flags & RETURNED else 0)
+
+
+def returns_of(row: bytes) -> int:
+    """How often a message came back without having failed, as far as that is counted."""
+    if row[:1] != b"\x80" or not row[1] & RETURNED:
+        return 0
+    returns: int = _SIZE.unpack_from(row, _ENVELOPE.size)[0]
+    return returns
+
+
+def count_return(row: bytes) -> bytes:
+    """A row that says that its message came back once more."""
+    inner, flags, body_id, body_bytes = unwrap(row)
+    returns = _SIZE.pack(min(returns_of(row) + 1, _RETURNS_MAX))
+    return _ENVELOPE.pack(ENVELOPE, flags | RETURNED, body_id, body_bytes) + returns + inner
+
+
+def rewrap(row: bytes, inner: bytes) -> bytes:
+    """Another row in the envelope of `row`, if that has one."""
+    return row[: len(row) - len(unwrap(row)[0])] + inner
 
 
 def read_entry(key: bytes, row: bytes) -> Entry:
@@ -46,7 +72,9 @@ def read_entry(key: bytes, row: bytes) -> Entry:
     inner, flags, _, body_bytes = unwrap(row)
     if len(inner) < HEAD.size:
         raise CorruptionError(f"the row of message {key[-16:].hex()} is damaged ({len(row)} bytes)")
-    _, _, _, _, _, expires_ns, _, _, payload_bytes = HEAD.unpack_from(inner)
+    _, _, attempts, _, _, expires_ns, _, _, payload_bytes = HEAD.unpack_from(inner)
+    if attempts:
+        flags |= RETURNED
     return Entry(key, row, body_bytes if flags & APART else payload_bytes, flags, expires_ns)
 
 
@@ -57,8 +85,8 @@ def read_entries(found: Sequence[tuple[bytes, bytes]]) -> list[Entry]:
     append = entries.append
     for key, row in found:
         if len(row) >= size and row[0] == LAYOUT:
-            _, _, _, _, _, expires_ns, _, _, payload_bytes = unpack(row)
-            append(Entry(key, row, payload_bytes, 0, expires_ns))
+            _, _, attempts, _, _, expires_ns, _, _, payload_bytes = unpack(row)
+            append(Entry(key, row, payload_bytes, RETURNED if attempts else 0, expires_ns))
         else:
             append(read_entry(key, row))
     return entries
@@ -74,6 +102,14 @@ def payload_of(row: bytes) -> bytes:
     inner = unwrap(row)[0]
     size: int = _SIZE.unpack_from(inner, HEAD.size - _SIZE.size)[0]
     return inner[len(inner) - size :]
+
+
+def properties_of(row: bytes) -> bytes:
+    """A protocol's own encoding of what text cannot say."""
+    inner = row if row[0] == LAYOUT else unwrap(row)[0]
+    labels_bytes, properties_bytes = _LENGTHS.unpack_from(inner, HEAD.size - _LENGTHS.size - _SIZE.size)
+    at = HEAD.size + labels_bytes
+    return inner[at : at + properties_bytes]
 
 
 def attempts_of(row: bytes) -> int:

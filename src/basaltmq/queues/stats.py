@@ -1,11 +1,13 @@
 """The counts of a queue, exact after kill -9: one row, part of every batch that changes the queue.
 
     | layout u8 | messages | bytes | delayed | delayed bytes | apart | enqueued | acked | failed | expired |
-    | dead-lettered | dropped | cycles | duplicates   (u64 each) |
+    | dead-lettered | dropped | cycles | duplicates | returned ns | floor ns   (u64 each) |
 
 `messages` and `bytes` are what is in the queue, ready or leased, and persistent; `apart` counts the bodies kept apart,
 delayed ones included; the rest are totals since the queue was made. What is leased is known from the leases, so a
-lease changes nothing here. Transient messages are counted beside, in memory, like the messages themselves.
+lease changes nothing here. Messages up to the place `returned ns` may have been delivered before; the queue has no
+message with a place below `floor ns`, and rows that are found there are no longer its. Layout 1 is without these two.
+Transient messages are counted beside, in memory, like the messages themselves.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Final
 
 from basaltmq.errors import CorruptionError
 
-LAYOUT: Final = 1
+LAYOUT: Final = 2
 FIELDS: Final = (
     "messages",
     "size_bytes",
@@ -30,8 +32,11 @@ FIELDS: Final = (
     "dropped",
     "cycles",
     "duplicates",
+    "returned_ns",
+    "floor_ns",
 )
 _ROW: Final = Struct(f">B{len(FIELDS)}Q")
+_ROW_1: Final = Struct(f">B{len(FIELDS) - 2}Q")
 
 
 class QueueStats:
@@ -53,6 +58,8 @@ class QueueStats:
         self.dropped = 0
         self.cycles = 0
         self.duplicates = 0
+        self.returned_ns = 0
+        self.floor_ns = 0
         self.transient = 0
         self.transient_bytes = 0
 
@@ -72,6 +79,8 @@ class QueueStats:
             self.dropped,
             self.cycles,
             self.duplicates,
+            self.returned_ns,
+            self.floor_ns,
             self.transient,
             self.transient_bytes,
         )
@@ -92,6 +101,8 @@ class QueueStats:
 
     @classmethod
     def decode(cls, queue: str, row: bytes) -> QueueStats:
+        if len(row) == _ROW_1.size and row[0] == 1:
+            row = bytes((LAYOUT,)) + row[1:] + bytes(_ROW.size - _ROW_1.size)
         if len(row) != _ROW.size or row[0] != LAYOUT:
             raise CorruptionError(f"the counts of queue {queue!r} are damaged ({len(row)} bytes)")
         stats = cls()

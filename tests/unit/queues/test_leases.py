@@ -148,20 +148,44 @@ def test_after_a_kill_what_is_leased_is_what_was(
 
 
 @pytest.mark.spec("C7")
-def test_a_lease_without_an_end_lasts_until_the_plane_is_opened_again(
-    planes: Planes, plane: QueuePlane, make: Callable[..., str], clock: Clock
+def test_a_hold_writes_nothing_and_lasts_until_it_is_released_or_the_process_ends(
+    planes: Planes, plane: QueuePlane, make: Callable[..., str], clock: Clock, store: TestStore
 ) -> None:
     queue = make()
-    plane.enqueue(queue, [b"a"])
-    held = plane.lease(queue, visibility_ms=0)[0]
+    plane.enqueue(queue, [b"a", b"b", b"c"])
+    before = len(store.batches)
+    held = plane.lease(queue, 3, visibility_ms=0)
+    assert len(store.batches) == before
     clock.pass_ms(1e9)
     settle(plane, clock)
-    assert plane.stats(queue)["leased"] == 1
+    assert plane.stats(queue)["leased"] == 3
+    assert plane.ack(queue, held[0].token, [held[0].id]) == 1
+    assert plane.release(queue, held[0].token, [held[1].id]) == 1
+    assert store.rows(Family.LEASE_CALLS) == store.rows(Family.LEASE_CALL_EXPIRY) == []
     again = planes.open()
-    settle(again, clock)
-    assert again.lease(queue)[0].attempts == 1
+    assert again.deadline_ns() is None
+    assert [(d.payload, d.attempts) for d in again.lease(queue, 5)] == [(b"b", 0), (b"c", 0)]
     with pytest.raises(StaleLeaseError):
-        again.ack(queue, held.token)
+        again.ack(queue, held[0].token)
+
+
+@pytest.mark.spec("C7")
+def test_a_hold_becomes_a_lease_and_back(
+    planes: Planes, plane: QueuePlane, make: Callable[..., str], clock: Clock, store: TestStore
+) -> None:
+    queue = make()
+    plane.enqueue(queue, [b"a", b"b"])
+    held = plane.lease(queue, 2, visibility_ms=0)
+    assert plane.extend(queue, held[0].token, 1000) == held[0].token
+    assert planes.open().stats(queue)["leased"] == 2
+    part = plane.extend(queue, held[0].token, 0, [held[0].id])
+    assert part != held[0].token
+    assert plane.extend(queue, held[0].token, 0) == held[0].token
+    assert store.rows(Family.LEASE_CALLS) == store.rows(Family.LEASE_CALL_EXPIRY) == []
+    clock.pass_ms(1e9)
+    settle(plane, clock)
+    assert plane.ack(queue, part) == plane.ack(queue, held[0].token) == 1
+    assert planes.open().stats(queue)["messages"] == 0
 
 
 @pytest.mark.spec("C7")

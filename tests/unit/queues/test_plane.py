@@ -237,6 +237,8 @@ def test_an_ack_before_the_write_cancels_the_write(
     plane: QueuePlane, store: TestStore, make: Callable[..., str]
 ) -> None:
     queue = make()
+    plane.enqueue(queue, [b"first"])
+    assert payloads(plane, queue) == [b"first"]
     with plane.change():
         held = plane.deliver(queue, [b"x" * 10_000, b"y"], consumer="c")
         assert [d.payload[:1] for d in held] == [b"x", b"y"]
@@ -244,7 +246,7 @@ def test_an_ack_before_the_write_cancels_the_write(
     written = {op[1] for op in store.batches[-1].ops if op[0] == 0}
     assert written == {Family.QUEUE_STATS}
     assert left(store) == []
-    assert plane.stats(queue)["acked"] == 2
+    assert plane.stats(queue)["acked"] == 3
     with plane.change():
         held = plane.deliver(queue, [b"x" * 10_000, b"y"], consumer="c")
         plane.ack(queue, held[0].token, [held[0].id])

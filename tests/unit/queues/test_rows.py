@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from basaltmq.errors import CorruptionError
 from basaltmq.queues import rows
-from basaltmq.queues.backing import APART, SHARED, TIMED
+from basaltmq.queues.backing import APART, RETURNED, SHARED, TIMED, Entry
 from basaltmq.queues.message import Message, encode_row
 from basaltmq.queues.stats import FIELDS, QueueStats
 
@@ -38,7 +38,8 @@ def test_what_is_read_in_place_is_what_the_codec_says(message: Message, flags: i
         row = rows.wrap(row, flags, body_id, body_bytes)
     entry = rows.read_entry(key, row)
     assert rows.read_entries([(key, row)]) == [entry]
-    assert entry.flags == flags
+    assert entry.flags == flags | (RETURNED if message.attempts else 0)
+    assert rows.returns_of(row) == 0
     assert entry.expires_ns == message.expires_ns
     assert entry.size_bytes == (body_bytes if flags & APART else len(message.payload))
     assert rows.payload_of(row) == message.payload
@@ -48,6 +49,12 @@ def test_what_is_read_in_place_is_what_the_codec_says(message: Message, flags: i
     assert rows.sub_of(key, 2 + len(message.queue.encode())) == message.fairness_key
     assert rows.open_row(key, row) == message
     assert rows.body_of(row) == (body_id if flags else rows.NO_BODY)
+    twice = rows.count_return(rows.count_return(row))
+    assert rows.returns_of(twice) == 2
+    assert rows.unwrap(twice) == (*rows.unwrap(row)[:1], flags | RETURNED, *rows.unwrap(row)[2:])
+    assert rows.read_entry(key, twice) == Entry(key, twice, entry.size_bytes, flags | RETURNED, entry.expires_ns)
+    assert rows.unwrap(rows.rewrap(twice, b"i" * 60)) == (b"i" * 60, *rows.unwrap(twice)[1:])
+    assert rows.rewrap(encode_row(message), b"i") == b"i"
 
 
 @given(st.lists(st.binary(max_size=30)), st.integers(0, 2**64 - 1))

@@ -1,0 +1,118 @@
+"""What is delivered again says so: exactly while memory lasts, and rather once too often after that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.unit.queues.conftest import Clock, Planes, payloads, settle
+
+from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.queues.draft import Draft
+from basaltmq.queues.paging import PagingLimits
+from basaltmq.queues.plane import QueuePlane
+
+
+def marks(plane: QueuePlane, queue: str, count: int = 100) -> list[tuple[bytes, bool]]:
+    """Everything that is ready, with whether it says that it was delivered before. It stays held."""
+    found = plane.lease(queue, count, visibility_ms=0)
+    return [(d.payload, d.redelivered) for d in found]
+
+
+@pytest.mark.parametrize("how", ["release", "nack", "delay", "expiry", "consumer"])
+@pytest.mark.parametrize("transient", [False, True])
+def test_what_came_back_is_redelivered_and_nothing_else_is(
+    plane: QueuePlane, make: Callable[..., str], clock: Clock, how: str, transient: bool
+) -> None:
+    queue = make(visibility_timeout_ms=100)
+    plane.enqueue(queue, [Draft(payload=b"%d" % n, transient=transient) for n in range(4)])
+    held = plane.lease(queue, 3, consumer="c")
+    assert not any(d.redelivered for d in held)
+    token, ids = held[0].token, [held[1].id]
+    plane.ack(queue, token, [held[0].id])
+    if how == "release":
+        plane.release(queue, token, ids)
+    elif how == "consumer":
+        plane.release_consumer(queue, "c")
+    elif how != "expiry":
+        plane.nack(queue, token, ids, delay_ms=10 if how == "delay" else 0)
+    if how in ("delay", "expiry"):
+        clock.pass_ms(100 if how == "expiry" else 10)
+        settle(plane, clock)
+    both = how in ("expiry", "consumer")
+    assert marks(plane, queue) == [(b"1", True), *([(b"2", True)] if both else []), (b"3", False)]
+
+
+def test_a_message_of_another_fairness_key_is_not_redelivered_because_a_younger_one_is(
+    plane: QueuePlane, make: Callable[..., str]
+) -> None:
+    queue = make()
+    plane.enqueue(queue, [Draft(payload=b"a", fairness_key="a")])
+    plane.enqueue(queue, [Draft(payload=b"b", fairness_key="b"), Draft(payload=b"b2", fairness_key="b")])
+    held = plane.lease(queue, 2)
+    plane.ack(queue, held[0].token, [held[0].id])
+    plane.enqueue(queue, [Draft(payload=b"c", fairness_key="c")])
+    plane.release(queue, held[0].token)
+    assert sorted(marks(plane, queue)) == [(b"b", True), (b"b2", False), (b"c", False)]
+
+
+def test_the_mark_survives_paging_and_eviction(planes: Planes) -> None:
+    plane = planes.open(paging=PagingLimits(resident_max=4, read_ahead=3), loaded_max=1)
+    for name in ("q", "other"):
+        plane.create(QueueConfig(name=name, durability=Durability.WRITTEN))
+    for number in range(12):
+        plane.enqueue("q", [b"%02d" % number])
+    held = plane.lease("q", 6)
+    plane.release("q", held[0].token)
+    plane.enqueue("other", [b"x"])
+    assert plane._loaded.peek("q") is None
+    assert [again for _, again in marks(plane, "q")] == [True] * 6 + [False] * 6
+
+
+def test_after_a_clean_end_only_what_was_out_is_redelivered(planes: Planes) -> None:
+    plane = planes.open()
+    for name in ("held", "released", "untouched"):
+        plane.create(QueueConfig(name=name, durability=Durability.WRITTEN))
+        for number in range(3):
+            plane.enqueue(name, [b"%d" % number])
+    plane.lease("held", 2, visibility_ms=0)
+    plane.release("released", plane.lease("released", 2)[0].token)
+    plane.close()
+    again = planes.open()
+    assert [mark for _, mark in marks(again, "held")] == [True, True, False]
+    assert [mark for _, mark in marks(again, "released")] == [True, True, False]
+    assert [mark for _, mark in marks(again, "untouched")] == [False] * 3
+
+
+def test_after_a_crash_everything_of_before_may_have_been_delivered(planes: Planes, clock: Clock) -> None:
+    plane = planes.open()
+    plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
+    plane.enqueue("q", [b"before"])
+    again = planes.open()
+    clock.pass_ms(-5000)
+    again.enqueue("q", [b"after"])
+    assert marks(again, "q") == [(b"before", True), (b"after", False)]
+
+
+@pytest.mark.promise("P3")
+def test_order_holds_when_the_clock_goes_back_over_a_restart(planes: Planes, clock: Clock) -> None:
+    plane = planes.open()
+    plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
+    for number in range(6):
+        plane.enqueue("q", [b"%d" % number])
+        clock.pass_ms(-10_000)
+        if number % 3 == 2:
+            plane.close()
+        plane = planes.open() if number % 2 else plane
+        if number % 3 == 2:
+            plane = planes.open()
+    assert payloads(plane, "q", 2) == [b"%d" % number for number in range(6)]
+
+
+@pytest.mark.spec("E7")
+def test_a_delivery_of_a_priority_queue_shows_the_fairness_key_its_publisher_gave(
+    plane: QueuePlane, make: Callable[..., str]
+) -> None:
+    queue = make(priorities_max=9)
+    plane.enqueue(queue, [Draft(payload=b"x", fairness_key="tenant", priority=4)])
+    assert plane.lease(queue)[0].message().fairness_key == "tenant"
