@@ -16,9 +16,10 @@ import logging
 import socket
 import ssl
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from basaltmq.broker.amqp_table import Table
+from basaltmq.broker.users import User
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import AuthenticationError, BasaltError
 from basaltmq.protocols.amqp091 import methods as m
@@ -46,7 +47,6 @@ from basaltmq.protocols.amqp091.events import (
     Received,
 )
 from basaltmq.protocols.amqp091.frames import HEARTBEAT_FRAME
-from basaltmq.protocols.amqp091.port import User
 from basaltmq.protocols.amqp091.session import Session
 from basaltmq.protocols.amqp091.states import Phase
 
@@ -59,9 +59,6 @@ WRITE_HIGH_BYTES: Final = 1 << 20
 WRITE_LOW_BYTES: Final = 256 << 10
 WRITE_STOP_BYTES: Final = 16 << 20
 """Above this the connection is not read: room for the answers to a pipeline of requests, no more."""
-
-HANDSHAKE_S: Final = 10
-"""A stranger has this long to say who it is."""
 
 CLOSE_S: Final = 5
 """A client has this long to answer connection.close."""
@@ -96,6 +93,7 @@ class Connection(asyncio.Protocol):
         self._quiet_s = 0
         self._age_s = 0
         self._closing_s = 0
+        self._number = 0
         self._vhost: VHost | None = None
         self._user: User | None = None
         self._transport: asyncio.Transport | None = None
@@ -116,8 +114,11 @@ class Connection(asyncio.Protocol):
         assert self._user is not None
         return self._user
 
+    def uses(self, vhost: str) -> bool:
+        return self._vhost is not None and self._vhost.name == vhost
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop's does not derive from it
         self._transport = transport
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
         raw = transport.get_extra_info("socket")
@@ -182,8 +183,8 @@ class Connection(asyncio.Protocol):
         try:
             if isinstance(what, Published):
                 channel.publish(what)
-                if self.server.blocked_reason is not None:
-                    self.hold_publisher(self.server.blocked_reason)
+                if self.server.blocked and (reason := self.server.blocked.get(self.vhost.name)) is not None:
+                    self.hold_publisher(reason)
             else:
                 self.handlers[type(what)](channel, what)
         except Fault as fault:
@@ -262,7 +263,7 @@ class Connection(asyncio.Protocol):
                 name, password = sasl.read_amqplain(method.response)
                 user = await users.authenticate(name, password, peer_is_loopback=self._is_loopback())
             elif method.mechanism == sasl.EXTERNAL and certificate:
-                user = await users.external(certificate, peer_is_loopback=self._is_loopback())
+                user = users.external(certificate)
             else:
                 raise ConnectionFault(
                     NOT_ALLOWED, f"mechanism '{method.mechanism}' is not one of those offered", method.number
@@ -323,7 +324,8 @@ class Connection(asyncio.Protocol):
             return
         self._vhost = vhost
         self.session.send(0, m.ConnectionOpenOk())
-        self.server.node.connections.add(self)
+        self._number = self.server.node.connections.add(self)
+        self.server.watch(vhost.name)
 
     def _vhost_failed(self, error: BaseException) -> None:
         self.close(f"vhost '{self.vhost.name}' is down: {error}")
@@ -370,7 +372,7 @@ class Connection(asyncio.Protocol):
                 self._vhost.release_owner(self)
             except BasaltError as failure:
                 _log.warning("%s: could not be released: %s", self.name, failure)
-            self.server.node.connections.remove(self)
+            self.server.node.connections.remove(self._number)
         self.server.left(self)
 
     def wrote(self) -> None:
@@ -456,8 +458,8 @@ class Connection(asyncio.Protocol):
                 self.abort()
             return
         if phase is not Phase.RUNNING:
-            if self._age_s > HANDSHAKE_S:
-                _log.warning("%s: no handshake within %d s", self.name, HANDSHAKE_S)
+            if self._age_s > self.server.limits.handshake_s:
+                _log.warning("%s: no handshake within %d s", self.name, self.server.limits.handshake_s)
                 self.abort()
             return
         interval_s = self.session.tuning.heartbeat_s

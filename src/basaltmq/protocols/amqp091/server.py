@@ -12,13 +12,14 @@ import logging
 import secrets
 import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
+from basaltmq.broker.node import Node
 from basaltmq.protocols.amqp091 import consuming, topology, transactions
 from basaltmq.protocols.amqp091 import methods as m
 from basaltmq.protocols.amqp091.capabilities import PRODUCT, server_properties
 from basaltmq.protocols.amqp091.connection import Connection
-from basaltmq.protocols.amqp091.port import Node
 from basaltmq.protocols.amqp091.reply_to import ReplyTo
 from basaltmq.protocols.amqp091.tuning import Limits
 
@@ -60,8 +61,8 @@ class Server:
         self.connections_max = connections_max
         self.replies = ReplyTo(token)
         self.connections: set[Connection] = set()
-        self.blocked_reason: str | None = None
-        """Why publishers are held."""
+        self.blocked: dict[str, str] = {}
+        """Why publishers of a virtual host are held, by its name."""
         self.handlers: dict[type[m.Method], Any] = {
             **topology.HANDLERS,
             **consuming.HANDLERS,
@@ -71,7 +72,7 @@ class Server:
         self._listeners: list[asyncio.AbstractServer] = []
         self._sweeper: asyncio.TimerHandle | None = None
         self._emptied = asyncio.Event()
-        node.on_blocked(self._blocked)
+        self._watched: dict[str, Callable[[], None]] = {}
 
     async def listen(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> list[tuple[str, int]]:
         """Listen on an address; where it really is (port 0 takes a free one)."""
@@ -100,6 +101,9 @@ class Server:
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
+        for stop in self._watched.values():
+            stop()
+        self._watched.clear()
         for listener in self._listeners:
             await listener.wait_closed()
         self._listeners.clear()
@@ -120,10 +124,20 @@ class Server:
             except Exception:
                 _log.exception("%s: the sweep failed", connection.name)
 
-    def _blocked(self, reason: str | None) -> None:
-        """Publishers are to be held, or let go."""
-        self.blocked_reason = reason
+    def watch(self, vhost: str) -> None:
+        """Hear of alarms that concern a virtual host."""
+        if vhost not in self._watched:
+            self._watched[vhost] = self.node.on_blocked(partial(self._held, vhost), vhost)
+
+    def _held(self, vhost: str, reason: str | None) -> None:
+        """Publishers of a virtual host are to be held, or let go."""
+        if reason is None:
+            self.blocked.pop(vhost, None)
+        else:
+            self.blocked[vhost] = reason
         for connection in list(self.connections):
+            if not connection.uses(vhost):
+                continue
             if reason is None:
                 connection.release_publisher()
             else:

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from basaltmq.broker import config
 from basaltmq.protocols.amqp091 import methods as m
 from basaltmq.protocols.amqp091.errors import NOT_ALLOWED, ConnectionFault
 from basaltmq.protocols.amqp091.frames import FRAME_BYTES_MIN
@@ -31,6 +32,9 @@ CONTENT_BYTES_MAX: Final = 128 << 20
 
 HEARTBEAT_S: Final = 60
 
+HANDSHAKE_S: Final = 10
+"""A stranger has this long to say who it is."""
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What a server allows."""
@@ -40,6 +44,19 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_s: int = HEARTBEAT_S
     message_bytes_max: int = MESSAGE_BYTES_MAX
     content_bytes_max: int = CONTENT_BYTES_MAX
+    handshake_s: int = HANDSHAKE_S
+
+    @classmethod
+    def of(cls, settings: config.Limits) -> Limits:
+        """What the configuration says."""
+        return cls(
+            frame_bytes_max=settings.frame_bytes_max,
+            channel_max=settings.channels_max,
+            heartbeat_s=settings.heartbeat_s,
+            message_bytes_max=min(settings.message_bytes_max, MESSAGE_BYTES_MAX),
+            content_bytes_max=max(CONTENT_BYTES_MAX, 2 * settings.message_bytes_max),
+            handshake_s=-(-settings.handshake_timeout_ms // 1000),
+        )
 
 
 class Tuning(msgspec.Struct, frozen=True):
