@@ -118,7 +118,7 @@ class StreamAppend(Protocol):
 class _Batch:
     """What a turn does, on its way to the plane."""
 
-    __slots__ = ("confirms", "groups", "nacks", "returns", "rooms", "steps", "streams", "synced")
+    __slots__ = ("confirms", "groups", "has_refused", "nacks", "returns", "rooms", "steps", "streams", "synced")
 
     def __init__(self) -> None:
         self.steps: list[tuple[Sequence[BrokerQueue], list[Draft]]] = []
@@ -126,6 +126,7 @@ class _Batch:
         self.groups: dict[BrokerQueue, list[Draft]] = {}
         """The drafts of the last step of a queue, where more of it can be added."""
         self.returns: list[Publish] = []
+        self.has_refused = False
         self.streams: dict[BrokerQueue, list[tuple[bytes, bytes]]] = {}
         self.synced: dict[Publisher, list[int]] = {}
         """Confirms that wait for the sync."""
@@ -296,7 +297,7 @@ class Publishing:
         loop = asyncio.get_running_loop()
         batch = _Batch()
         self._sort(publishes, batch)
-        if batch.nacks:
+        if batch.has_refused:
             raise PreconditionFailedError("the transaction publishes to a queue that is full; nothing of it is done")
         with self._plane.change():
             self._write(batch, settlements)
@@ -386,6 +387,7 @@ class Publishing:
         takers = [queue for queue in queues if not queue.rejects or self._has_room(queue, len(body), batch)]
         envelope = route.prefix + raw
         if len(takers) < len(queues):
+            batch.has_refused = True
             for queue in queues:
                 if queue not in takers:
                     self._overflow(queue, envelope, body, fate, batch)

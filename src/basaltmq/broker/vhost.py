@@ -109,7 +109,7 @@ class VHost:
         self.commit = LoopCommit(store)
         try:
             self.plane = QueuePlane(store, self.commit, clock_ns=clock_ns, on_deadline=self._deadline_moved)
-            self.plane.dead_letter_router = self._dead_letter  # type: ignore[attr-defined]
+            self.plane.dead_letter_router = self._dead_letter
             self.policies = Policies(store)
             self.policies.load()
             self.streams = StreamQueues(store, path, lambda: clock_ns() // 1_000_000, visible=self._wake)

@@ -1,0 +1,207 @@
+"""Consumers: turns, priorities, credit, exclusive and single active ones, cancels (SPEC E8)."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.broker.rig import FakePublisher, FakeSink, publish, run, settlement, turns, until
+
+from basaltmq.broker.vhost import REQUEUE, VHost
+from basaltmq.errors import AccessRefusedError, ResourceLockedError
+
+
+def bodies(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]
+
+
+@pytest.mark.spec("E8")
+def test_consumers_take_turns_message_by_message() -> None:
+    async def test(vhost: VHost) -> None:
+        vhost.declare_queue("q", durable=True)
+        sink = FakeSink(vhost)
+        for tag in ("a", "b", "c"):
+            vhost.subscribe("q", sink, tag=tag)
+        publish(vhost, FakePublisher(), "q", *bodies(7))
+        await until(lambda: len(sink.got) == 7)
+        assert sink.by_tag == {"a": [b"0", b"3", b"6"], "b": [b"1", b"4"], "c": [b"2", b"5"]}
+        publish(vhost, FakePublisher(), "q", b"7", b"8")
+        await until(lambda: len(sink.got) == 9)
+        assert sink.by_tag["b"][-1] == b"7"
+        assert sink.by_tag["c"][-1] == b"8"
+
+    run(test)
+
+
+@pytest.mark.spec("E8")
+def test_nobody_gets_more_than_credit_and_credit_brings_more() -> None:
+    async def test(vhost: VHost) -> None:
+        vhost.declare_queue("q", durable=True)
+        sink = FakeSink(vhost)
+        consumer = vhost.subscribe("q", sink, tag="c", prefetch=2)
+        publish(vhost, FakePublisher(), "q", *bodies(6))
+        await turns()
+        assert sink.payloads() == [b"0", b"1"]
+        vhost.settle([settlement("q", sink.got[0])])
+        consumer.credit(1)
+        await turns()
+        assert sink.payloads() == [b"0", b"1", b"2"]
+        consumer.limit(0)
+        consumer.credit(0)
+        await turns()
+        assert len(sink.got) == 3
+        consumer.limit(None)
+        await until(lambda: len(sink.got) == 6)
+
+    run(test)
+
+
+@pytest.mark.spec("E8")
+def test_a_slow_consumer_does_not_hold_up_the_others() -> None:
+    async def test(vhost: VHost) -> None:
+        vhost.declare_queue("q", durable=True)
+        slow, quick = FakeSink(vhost), FakeSink(vhost, ack=True)
+        vhost.subscribe("q", slow, tag="slow", prefetch=1)
+        vhost.subscribe("q", quick, tag="quick", prefetch=1)
+        publish(vhost, FakePublisher(), "q", *bodies(20))
+        await until(lambda: len(slow.got) + len(quick.got) == 20)
+        assert len(slow.got) == 1
+
+    run(test)
+
+
+@pytest.mark.spec("E8")
+def test_the_higher_priority_is_served_while_it_can_take() -> None:
+    async def test(vhost: VHost) -> None:
+        vhost.declare_queue("q", durable=True)
+        sink = FakeSink(vhost)
+        vhost.subscribe("q", sink, tag="low", prefetch=10)
+        high = vhost.subscribe("q", sink, tag="high", prefetch=2, priority=5)
+        publish(vhost, FakePublisher(), "q", *bodies(4))
+        await until(lambda: len(sink.got) == 4)
+        assert sink.by_tag == {"high": [b"0", b"1"], "low": [b"2", b"3"]}
+        high.credit(1)
+        publish(vhost, FakePublisher(), "q", b"4", b"5")
+        await until(lambda: len(sink.got) == 6)
+        assert sink.by_tag["high"][-1] == b"4"
+        assert sink.by_tag["low"][-1] == b"5"
+
+    run(test)
+
+
+@pytest.mark.spec("E8")
+def test_an_exclusive_consumer_is_alone() -> None:
+    async def test(vhost: VHost) -> None:
+        vhost.declare_queue("q", durable=True)
+        sink = FakeSink(vhost)
+        first = vhost.subscribe("q", sink, tag="first")
+        with pytest.raises(AccessRefusedError, match="in exclusive use"):
+            vhost.subscribe("q", sink, tag="alone", exclusive=True)
+        first.cancel()
+        alone = vhost.subscribe("q", sink, tag="alone", exclusive=True)
+        with pytest.raises(AccessRefusedError, match="in exclusive use"):
+            vhost.subscribe("q", sink, tag="other")
+        alone.cancel()
+        vhost.subscribe("q", sink, tag="other")
+
+    run(test)
+
+
+@pytest.mark.spec("E8")
+def test_of_single_active_consumers_the_next_takes_over() -> None:
+    async def test(vhost: VHost) -> None:
+        vhost.declare_queue("q", durable=True, arguments={"x-single-active-consumer": True})
+        sink = FakeSink(vhost)
+        first = vhost.subscribe("q", sink, tag="first", prefetch=2)
+        vhost.subscribe("q", sink, tag="second")
+        vhost.subscribe("q", sink, tag="third", priority=1)
+        publish(vhost, FakePublisher(), "q", *bodies(4))
+        await turns()
+        assert sink.by_tag == {"first": [b"0", b"1"]}, "a lack of credit is no reason to serve another"
+        first.cancel()
+        vhost.settle([settlement("q", each, REQUEUE) for each in sink.got])
+        await until(lambda: len(sink.got) == 6)
+        assert sorted(sink.by_tag["third"]) == bodies(4)
+        assert "second" not in sink.by_tag
+
+    run(test)
+
+
+@pytest.mark.promise("P8")
+def test_a_consumer_whose_client_does_not_read_gets_nothing_until_it_does() -> None:
+    async def test(vhost: VHost) -> None:
+        vhost.declare_queue("q", durable=True)
+        sink = FakeSink(vhost)
+        consumer = vhost.subscribe("q", sink, tag="c")
+        consumer.pause()
+        publish(vhost, FakePublisher(), "q", *bodies(3))
+        await turns()
+        assert sink.got == []
+        consumer.resume()
+        await until(lambda: len(sink.got) == 3)
+
+    run(test)
+
+
+@pytest.mark.spec("E8")
+def test_consumers_of_a_deleted_queue_are_told() -> None:
+    async def test(vhost: VHost) -> None:
+        vhost.declare_queue("q", durable=True)
+        sink = FakeSink(vhost)
+        vhost.subscribe("q", sink, tag="a")
+        gone = vhost.subscribe("q", sink, tag="b")
+        gone.cancel()
+        gone.cancel()
+        vhost.delete_queue("q")
+        assert sink.cancels == ["a"]
+
+    run(test)
+
+
+def test_what_goes_to_a_consumer_that_does_not_acknowledge_is_done() -> None:
+    async def test(vhost: VHost) -> None:
+        vhost.declare_queue("q", durable=True)
+        sink = FakeSink(vhost)
+        vhost.subscribe("q", sink, tag="c", no_ack=True)
+        publish(vhost, FakePublisher(), "q", *bodies(600))
+        await until(lambda: len(sink.got) == 600)
+        await until(lambda: vhost.counts(vhost.queues.by_name["q"])["messages"] == 0)
+        assert sink.payloads() == bodies(600)
+
+    run(test)
+
+
+@pytest.mark.promise("P3")
+def test_what_is_requeued_comes_first_again_and_says_so() -> None:
+    async def test(vhost: VHost) -> None:
+        vhost.declare_queue("q", durable=True)
+        sink = FakeSink(vhost)
+        consumer = vhost.subscribe("q", sink, tag="c", prefetch=2)
+        publish(vhost, FakePublisher(), "q", *bodies(4))
+        await until(lambda: len(sink.got) == 2)
+        assert [each.redelivered for each in sink.got] == [False, False]
+        vhost.settle([settlement("q", each, REQUEUE) for each in sink.got])
+        consumer.credit(2)
+        await until(lambda: len(sink.got) == 4)
+        assert sink.payloads()[2:] == [b"0", b"1"]
+        assert [each.redelivered for each in sink.got[2:]] == [True, True]
+
+    run(test)
+
+
+def test_a_connection_that_goes_takes_its_consumers_and_exclusive_queues_along() -> None:
+    async def test(vhost: VHost) -> None:
+        mine, other = object(), object()
+        vhost.declare_queue("shared", durable=True)
+        vhost.declare_queue("mine", exclusive=True, owner=mine)
+        with pytest.raises(ResourceLockedError, match="locked queue 'mine' in vhost '/'"):
+            vhost.declare_queue("mine", exclusive=True, owner=other)
+        with pytest.raises(ResourceLockedError):
+            vhost.get("mine", owner=other)
+        sink = FakeSink(vhost)
+        vhost.subscribe("shared", sink, tag="a", owner=mine)
+        vhost.subscribe("shared", sink, tag="b", owner=other)
+        vhost.release_owner(mine)
+        assert "mine" not in vhost.queues.by_name
+        assert [each.tag for each in vhost.queues.by_name["shared"].consumers] == ["b"]
+        assert sink.cancels == []
+
+    run(test)

@@ -1,0 +1,269 @@
+"""Exchanges and bindings: where messages go, what is refused, what a restart keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from basaltmq.broker.exchange import EXCHANGE, QUEUE, Destination
+from basaltmq.broker.topology import Topology
+from basaltmq.errors import (
+    AccessRefusedError,
+    CorruptionError,
+    ExchangeNotFoundError,
+    InvalidArgumentError,
+    NotFoundError,
+    PreconditionFailedError,
+)
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+from basaltmq.store.keys import exchange_key
+from basaltmq.store.memory import MemoryStore
+
+QUEUES = {"q1", "q2", "q3"}
+
+
+def topology(store: MemoryStore | None = None) -> Topology:
+    return Topology(store or MemoryStore(), "/", has_queue=QUEUES.__contains__)
+
+
+def bind(here: Topology, source: str, name: str, key: str = "", arguments: dict[str, Any] | None = None) -> bool:
+    return here.bind(source, Destination(QUEUE, name), key, arguments, durable=True)
+
+
+def link(here: Topology, source: str, name: str, key: str = "") -> bool:
+    return here.bind(source, Destination(EXCHANGE, name), key, None, durable=True)
+
+
+def reached(here: Topology, exchange: str, key: str = "", headers: dict[str, Any] | None = None) -> list[str]:
+    return sorted(here.route(here.get(exchange), [key], headers or {})[0])
+
+
+@pytest.mark.spec("E6")
+def test_the_default_exchange_leads_to_the_queue_of_the_key() -> None:
+    here = topology()
+    assert reached(here, "", "q1") == ["q1"]
+    assert reached(here, "", "nobody") == []
+
+
+@pytest.mark.spec("E6")
+def test_each_type_takes_its_own_bindings() -> None:
+    here = topology()
+    bind(here, "amq.direct", "q1", "a")
+    bind(here, "amq.direct", "q2", "a")
+    bind(here, "amq.fanout", "q1", "x")
+    bind(here, "amq.fanout", "q3")
+    bind(here, "amq.topic", "q1", "a.#")
+    bind(here, "amq.topic", "q2", "*.b")
+    assert reached(here, "amq.direct", "a") == ["q1", "q2"]
+    assert reached(here, "amq.direct", "b") == []
+    assert reached(here, "amq.fanout", "whatever") == ["q1", "q3"]
+    assert reached(here, "amq.topic", "a.b") == ["q1", "q2"]
+    assert reached(here, "amq.topic", "a") == ["q1"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "headers", "is_met"),
+    [
+        ("all", {"a": 1, "b": "x"}, True),
+        ("all", {"a": 1}, False),
+        ("all", {"a": 1, "b": "x", "x-own": "other"}, True),
+        ("any", {"a": 1}, True),
+        ("any", {"a": True}, False),
+        ("any", {"b": "y"}, False),
+        ("all-with-x", {"a": 1, "b": "x"}, False),
+        ("all-with-x", {"a": 1, "b": "x", "x-own": "v"}, True),
+        ("any-with-x", {"x-own": "v"}, True),
+        ("any", {"x-own": "v"}, False),
+        (None, {"a": 1, "b": "x"}, True),
+        (None, {"b": "x"}, False),
+    ],
+)
+@pytest.mark.spec("E6")
+def test_headers_exchanges_match_by_their_mode(mode: str | None, headers: dict[str, Any], is_met: bool) -> None:
+    here = topology()
+    arguments: dict[str, Any] = {"a": 1, "b": "x", "x-own": "v"}
+    if mode is not None:
+        arguments["x-match"] = mode
+    bind(here, "amq.headers", "q1", "", arguments)
+    assert reached(here, "amq.headers", "", headers) == (["q1"] if is_met else [])
+
+
+def test_a_header_without_a_value_asks_for_its_presence() -> None:
+    here = topology()
+    bind(here, "amq.match", "q1", "", {"a": None})
+    assert reached(here, "amq.match", "", {"a": "anything"}) == ["q1"]
+    assert reached(here, "amq.match", "", {}) == []
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(PreconditionFailedError, match="x-match"):
+        bind(topology(), "amq.headers", "q1", "", {"x-match": "most"})
+
+
+@pytest.mark.spec("E6")
+def test_bindings_from_exchange_to_exchange_end_in_circles_too() -> None:
+    here = topology()
+    for name in ("one", "two", "three"):
+        here.declare(name, "fanout")
+    link(here, "one", "two")
+    link(here, "two", "three")
+    link(here, "three", "one")
+    bind(here, "three", "q1")
+    bind(here, "one", "q1")
+    bind(here, "two", "q2")
+    assert reached(here, "one") == reached(here, "two") == reached(here, "three") == ["q1", "q2"]
+
+
+@pytest.mark.spec("E6")
+def test_what_no_binding_takes_goes_to_the_alternate_exchange_and_its_alternate() -> None:
+    here = topology()
+    here.declare("last", "fanout")
+    here.declare("middle", "direct", arguments={"alternate-exchange": "last"})
+    here.declare("first", "direct", arguments={"alternate-exchange": "middle"})
+    bind(here, "first", "q1", "a")
+    bind(here, "middle", "q2", "b")
+    bind(here, "last", "q3")
+    assert reached(here, "first", "a") == ["q1"]
+    assert reached(here, "first", "b") == ["q2"]
+    assert reached(here, "first", "c") == ["q3"]
+
+
+def test_alternates_in_a_circle_and_missing_ones_end_with_no_route() -> None:
+    here = topology()
+    here.declare("left", "direct", arguments={"alternate-exchange": "right"})
+    here.declare("right", "direct", arguments={"alternate-exchange": "left"})
+    here.declare("lost", "direct", arguments={"alternate-exchange": "nowhere"})
+    assert reached(here, "left", "a") == [] == reached(here, "lost", "a")
+
+
+def test_routing_says_whether_headers_had_a_say_also_behind_another_exchange() -> None:
+    here = topology()
+    here.declare("front", "fanout")
+    bind(here, "front", "q1")
+    assert here.route(here.get("front"), ["k"], {})[1] is False
+    link(here, "front", "amq.headers")
+    assert here.route(here.get("front"), ["k"], {})[1] is True
+
+
+@pytest.mark.promise("P10")
+def test_durable_exchanges_and_bindings_survive_and_others_do_not() -> None:
+    store = MemoryStore()
+    here = topology(store)
+    here.declare("kept", "topic", internal=True, auto_delete=True, arguments={"alternate-exchange": "amq.fanout"})
+    here.declare("lost", "topic", durable=False)
+    bind(here, "kept", "q1", "a.*", {"x": 1})
+    bind(here, "lost", "q1", "a")
+    here.bind("kept", Destination(QUEUE, "q2"), "a.*", None, durable=False)
+    again = topology(store)
+    assert again.load(QUEUES.__contains__) == []
+    kept = again.get("kept")
+    assert (kept.type, kept.internal, kept.auto_delete, kept.alternate) == ("topic", True, True, "amq.fanout")
+    assert reached(again, "kept", "a.b") == ["q1"]
+    assert [dict(each.arguments) for each in again.bindings()] == [{"x": 1}]
+    with pytest.raises(ExchangeNotFoundError):
+        again.get("lost")
+    again.delete("kept")
+    third = topology(store)
+    third.load(QUEUES.__contains__)
+    assert "kept" not in third.exchanges
+    assert list(third.bindings()) == []
+
+
+def test_a_binding_that_lost_its_queue_is_reported_and_removed() -> None:
+    store = MemoryStore()
+    bind(topology(store), "amq.direct", "q1", "a")
+    again = topology(store)
+    assert len(again.load({"q2"}.__contains__)) == 1
+    assert topology(store).load(QUEUES.__contains__) == []
+    assert list(again.bindings()) == []
+
+
+def test_a_damaged_row_is_corruption_that_names_the_exchange() -> None:
+    store = MemoryStore()
+    batch = Batch()
+    batch.put(Family.TOPOLOGY, exchange_key("bad"), b"\x01")
+    store.write(batch)
+    with pytest.raises(CorruptionError, match="bad"):
+        topology(store).load(QUEUES.__contains__)
+
+
+@pytest.mark.parametrize(
+    ("field", "given"),
+    [
+        ("type", {"kind": "fanout"}),
+        ("durable", {"durable": False}),
+        ("auto_delete", {"auto_delete": True}),
+        ("internal", {"internal": True}),
+        ("alternate-exchange", {"arguments": {"alternate-exchange": "x"}}),
+    ],
+)
+def test_declaring_what_exists_otherwise_names_the_difference(field: str, given: dict[str, Any]) -> None:
+    here = topology()
+    here.declare("x", "direct")
+    here.declare("x", "direct")
+    asked = {"kind": "direct", **given}
+    with pytest.raises(PreconditionFailedError, match=f"inequivalent arg '{field}' for exchange 'x' in vhost '/'"):
+        here.declare("x", **asked)
+
+
+def test_names_that_are_reserved_unknown_or_too_long_are_refused() -> None:
+    here = topology()
+    with pytest.raises(AccessRefusedError, match="reserved prefix"):
+        here.declare("amq.mine", "direct")
+    with pytest.raises(AccessRefusedError, match="reserved prefix"):
+        here.delete("amq.direct")
+    with pytest.raises(AccessRefusedError, match="default exchange"):
+        bind(here, "", "q1", "q1")
+    with pytest.raises(PreconditionFailedError, match="unknown exchange type"):
+        here.declare("x", "roundabout")
+    with pytest.raises(ExchangeNotFoundError, match="no exchange 'x' in vhost '/'"):
+        here.declare("x", "direct", passive=True)
+    with pytest.raises(InvalidArgumentError):
+        here.declare("x" * 256, "direct")
+    with pytest.raises(NotFoundError, match="no queue 'nobody'"):
+        bind(here, "amq.direct", "nobody")
+    with pytest.raises(PreconditionFailedError, match="alternate-exchange"):
+        here.declare("x", "direct", arguments={"alternate-exchange": 1})
+
+
+def test_a_binding_is_one_however_often_it_is_made_and_arguments_tell_two_apart() -> None:
+    here = topology()
+    assert bind(here, "amq.topic", "q1", "a", {"x": 1, "y": 2})
+    assert not bind(here, "amq.topic", "q1", "a", {"y": 2, "x": 1})
+    assert bind(here, "amq.topic", "q1", "a", {"x": 2})
+    assert here.unbind("amq.topic", Destination(QUEUE, "q1"), "a", {"x": 1, "y": 2}) is not None
+    assert reached(here, "amq.topic", "a") == ["q1"]
+    assert here.unbind("amq.topic", Destination(QUEUE, "q1"), "a", {"x": 2}) is not None
+    assert here.unbind("amq.topic", Destination(QUEUE, "q1"), "a", {"x": 2}) is None
+    assert reached(here, "amq.topic", "a") == []
+
+
+def test_an_auto_delete_exchange_goes_with_its_last_binding_and_takes_those_to_it_along() -> None:
+    store = MemoryStore()
+    here = topology(store)
+    here.declare("front", "fanout", auto_delete=True)
+    here.declare("back", "fanout", auto_delete=True)
+    link(here, "front", "back")
+    bind(here, "back", "q1")
+    bind(here, "back", "q2")
+    here.remove_queue("q1")
+    assert "back" in here.exchanges
+    here.remove_queue("q2")
+    assert "back" not in here.exchanges
+    assert "front" not in here.exchanges
+    again = topology(store)
+    again.load(QUEUES.__contains__)
+    assert "back" not in again.exchanges
+    assert "front" not in again.exchanges
+
+
+def test_an_exchange_in_use_is_kept_if_asked_to() -> None:
+    here = topology()
+    here.declare("x", "fanout")
+    bind(here, "x", "q1")
+    with pytest.raises(PreconditionFailedError, match="in use"):
+        here.delete("x", if_unused=True)
+    assert here.delete("x")
+    assert not here.delete("x")
