@@ -18,6 +18,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Final, NamedTuple, Protocol
 
 import h11
@@ -243,7 +244,8 @@ class _Connection:
         if last or self._http.their_state is not h11.DONE:
             # What is left of the request is not going to be read.
             headers.append(("Connection", "close"))
-        raw = self._http.send(h11.Response(status_code=response.status, headers=headers)) or b""
+        reason = HTTPStatus(response.status).phrase
+        raw = self._http.send(h11.Response(status_code=response.status, headers=headers, reason=reason)) or b""
         if has_body and response.body and not is_head:
             raw += self._http.send(h11.Data(data=response.body)) or b""
         raw += self._http.send(h11.EndOfMessage()) or b""

@@ -146,6 +146,12 @@ class FilaListener(Section, frozen=True):
     enabled: Annotated[bool, setting("Listen at all.")] = True
     host: Annotated[str, setting("Address to listen on; empty takes `host`.")] = ""
     port: Annotated[int, setting("Port; 0 takes a free one.", ge=0, le=65535)] = 5555
+    tls: Annotated[bool, setting("Speak TLS, with the files of `tls`.")] = False
+    vhost: Annotated[str, setting("The virtual host whose queues are served.")] = "/"
+    access: Annotated[
+        Literal["keys", "loopback", "open"],
+        setting("Who needs an API key: everybody, everybody but this machine, or nobody."),
+    ] = "loopback"
 
 
 class Tls(Section, frozen=True):
@@ -270,9 +276,12 @@ class Config(Section, frozen=True):
 
     def check(self) -> None:
         """Raise InvalidConfigError for settings that do not go together."""
-        needs_tls = [
-            name for name, asks in (("amqps.enabled", self.amqps.enabled), ("admin.tls", self.admin.tls)) if asks
-        ]
+        asked = {
+            "amqps.enabled": self.amqps.enabled,
+            "admin.tls": self.admin.enabled and self.admin.tls,
+            "fila.tls": self.fila.enabled and self.fila.tls,
+        }
+        needs_tls = [name for name, asks in asked.items() if asks]
         if needs_tls and (self.tls.certificate is None or self.tls.key is None):
             raise InvalidConfigError(
                 f"{needs_tls[0]} needs tls.certificate and tls.key: give both PEM files, or set {needs_tls[0]} = false"

@@ -22,8 +22,31 @@ from basaltmq.cli.topic import topic
 from basaltmq.cli.user import permission, user
 from basaltmq.cli.vhost import vhost
 
+SERVE = "serve"
 
-@click.group(cls=BasaltGroup, context_settings={"help_option_names": ["-h", "--help"]})
+
+class MainGroup(BasaltGroup):
+    """The top: `serve` is loaded when it is asked for, because an embedded program has not all that it needs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), SERVE])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name != SERVE:
+            return super().get_command(ctx, cmd_name)
+        try:
+            from basaltmq.cli.serve import serve
+        except ImportError as error:
+            missing = str(error.name)
+            return click.Command(SERVE, help="Run the broker.", callback=lambda: _refuse(missing))
+        return serve
+
+
+def _refuse(missing: str) -> None:
+    raise click.ClickException(f"the broker needs {missing}: pip install 'basaltmq[server]'")
+
+
+@click.group(cls=MainGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="basalt")
 @click.option(
     "--data-dir",
@@ -36,9 +59,11 @@ from basaltmq.cli.vhost import vhost
 )
 @click.pass_context
 def main(ctx: click.Context, data_dir: Path) -> None:
-    """Basalt: queues and streams for Python, on RocksDB.
+    """Basalt: a message broker, and queues and streams embedded in Python, on RocksDB.
 
-    Commands that change something need the store for themselves; commands that only read work beside a running one.
+    `serve` runs the broker; binding, connection, definitions, exchange, permission, policy, user and vhost speak to a
+    running one, and so does queue with --server. The others work on a store in --data-dir: those that change something
+    need it for themselves, those that only read work beside a running process.
     """
     ctx.obj = data_dir
 

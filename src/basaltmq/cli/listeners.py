@@ -1,0 +1,156 @@
+"""The listeners of a broker, one class for each protocol, all with the same three moments: start, quiet, close.
+
+`start` takes over the port that was bound for it; `quiet` takes no more clients; `close` sends those there are away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from basaltmq.admin.api import AdminApi
+from basaltmq.admin.server import HttpServer
+from basaltmq.broker.config import Config
+from basaltmq.broker.node import Node
+from basaltmq.broker.vhost import VHost
+from basaltmq.errors import BasaltError, PublishersHeldError
+from basaltmq.protocols.amqp091.server import Server as AmqpServer
+from basaltmq.protocols.amqp091.tuning import Limits
+
+FOLLOW_S: Final = 0.5
+"""How soon gRPC follows a virtual host that was restarted."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Listener(Protocol):
+    """Serves one protocol, on one or two ports."""
+
+    async def start(self) -> None: ...
+
+    async def close(self, grace_s: float) -> None: ...
+
+
+class AmqpListener:
+    """AMQP 0-9-1, plain and over TLS, in one server."""
+
+    def __init__(
+        self, node: Node, config: Config, sockets: dict[str, socket.socket], tls: ssl.SSLContext | None
+    ) -> None:
+        limits = config.limits
+        self._server = AmqpServer(
+            node,
+            limits=Limits(
+                frame_bytes_max=limits.frame_bytes_max,
+                channel_max=limits.channels_max,
+                heartbeat_s=limits.heartbeat_s,
+                message_bytes_max=int(limits.message_bytes_max),
+            ),
+            cluster_name=config.name,
+            connections_max=limits.connections_max,
+        )
+        self._sockets = {section: sockets[section] for section in ("amqp", "amqps") if section in sockets}
+        self._tls = tls
+
+    async def start(self) -> None:
+        for section, sock in self._sockets.items():
+            host, port = sock.getsockname()[:2]
+            await self._server.listen(host, port, tls=self._tls if section == "amqps" else None)
+            # It only kept the port for us.
+            sock.close()
+
+    async def close(self, grace_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(grace_s, 0.1)):
+                await self._server.close("the broker is shutting down")
+
+
+class AdminListener:
+    """HTTP for administration."""
+
+    def __init__(self, api: AdminApi, config: Config, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
+        self._server = HttpServer(api.application, connections_max=config.admin.connections_max)
+        self._sock = sock
+        self._tls = tls if config.admin.tls else None
+
+    async def start(self) -> None:
+        await self._server.listen(self._sock, self._tls)
+
+    async def close(self, grace_s: float) -> None:
+        await self._server.close(grace_s)
+
+
+class FilaListener:
+    """gRPC for the queues of one virtual host. It follows that virtual host through restarts."""
+
+    def __init__(self, node: Node, config: Config, sock: socket.socket) -> None:
+        self._node = node
+        self._config = config
+        self._host, self._port = sock.getsockname()[:2]
+        self._sock: socket.socket | None = sock
+        self._serving: tuple[VHost, Callable[[float], asyncio.Future[None]]] | None = None
+        self._following: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._follow_once()
+        self._following = asyncio.create_task(self._follow())
+
+    async def close(self, grace_s: float) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait([self._following])
+        await self._stop(grace_s)
+        if self._sock is not None:
+            self._sock.close()
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(FOLLOW_S)
+            try:
+                await self._follow_once()
+            except BasaltError as error:
+                _log.error("gRPC: %s", error)
+
+    async def _follow_once(self) -> None:
+        try:
+            vhost: VHost | None = self._node.vhost(self._config.fila.vhost)
+        except BasaltError:
+            vhost = None
+        if self._serving is not None and self._serving[0] is not vhost:
+            await self._stop(0)
+        if self._serving is None and vhost is not None:
+            await self._serve(vhost)
+
+    async def _serve(self, vhost: VHost) -> None:
+        # A broker without gRPC does not need its package.
+        from basaltmq.protocols.fila.api_keys import ApiKeys
+        from basaltmq.protocols.fila.server import FilaOptions, FilaServer, TlsFiles
+
+        files = self._config.tls
+        tls = None
+        if self._config.fila.tls and files.certificate is not None and files.key is not None:
+            tls = TlsFiles(files.certificate, files.key, files.authority if files.clients == "require" else None)
+
+        def require_room() -> None:
+            reason = self._node.alarms.reason(vhost.name)
+            if reason is not None:
+                raise PublishersHeldError(f"publishers are held: {reason}")
+
+        options = FilaOptions(self._host, self._port, self._config.fila.access, tls=tls)
+        server = FilaServer(vhost.plane, vhost.commit, ApiKeys(vhost.store), options, require_room=require_room)
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+        await server.start()
+        self._serving = (vhost, lambda grace_s: asyncio.ensure_future(server.stop(grace_s)))
+
+    async def _stop(self, grace_s: float) -> None:
+        if self._serving is not None:
+            stop = self._serving[1]
+            self._serving = None
+            await stop(grace_s)

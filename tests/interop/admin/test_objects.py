@@ -1,0 +1,203 @@
+"""The admin API of a real broker: objects are made, seen, changed and deleted, and refusals say why."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.interop.server import Broker
+
+from basaltmq.cli.api_client import ApiClient, path
+from basaltmq.errors import RemoteError
+
+
+@pytest.fixture
+def api(broker: Broker) -> Iterator[ApiClient]:
+    with contextlib.closing(broker.api()) as client:
+        yield client
+
+
+def refused(status: int, call: Any, *arguments: Any, **named: Any) -> str:
+    with pytest.raises(RemoteError) as caught:
+        call(*arguments, **named)
+    assert caught.value.status == status, caught.value
+    return str(caught.value)
+
+
+def publish(api: ApiClient, queue: str, *payloads: str, **properties: Any) -> None:
+    for payload in payloads:
+        body = {"routing_key": queue, "payload": payload, "properties": {"delivery_mode": 2, **properties}}
+        assert api.post(path("exchanges", "/", "amq.default", "publish"), body) == {"routed": True}
+
+
+def get(api: ApiClient, queue: str, mode: str, count: int = 100) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = api.post(path("queues", "/", queue, "get"), {"count": count, "ackmode": mode})
+    return found
+
+
+def test_a_message_is_published_looked_at_and_taken(api: ApiClient) -> None:
+    api.put(path("queues", "/", "taken"), {"durable": True})
+    publish(api, "taken", "one", "two", headers={"n": 1, "deep": {"list": [1, "a", None]}}, expiration="600000")
+    for _ in range(2):
+        looked = get(api, "taken", "ack_requeue_true")
+        assert [each["payload"] for each in looked] == ["one", "two"]
+        assert not any(each["redelivered"] for each in looked), "looking changes nothing"
+    assert looked[0]["properties"]["headers"] == {"n": 1, "deep": {"list": [1, "a", None]}}
+    assert looked[0]["properties"]["delivery_mode"] == 2
+    assert [each["payload"] for each in get(api, "taken", "reject_requeue_true")] == ["one", "two"]
+    again = get(api, "taken", "ack_requeue_false", 1)
+    assert (again[0]["payload"], again[0]["redelivered"], again[0]["message_count"]) == ("one", True, 1)
+    assert [each["payload"] for each in get(api, "taken", "ack_requeue_false")] == ["two"]
+    assert get(api, "taken", "ack_requeue_false") == []
+    shown = api.get(path("queues", "/", "taken"))
+    assert (shown["messages"], shown["message_stats"]["publish"]) == (0, 2)
+
+
+def test_bytes_come_and_go_as_base64(api: ApiClient) -> None:
+    api.put(path("queues", "/", "raw"))
+    raw = base64.b64encode(bytes(range(256))).decode()
+    body = {"routing_key": "raw", "payload": raw, "payload_encoding": "base64"}
+    assert api.post(path("exchanges", "/", "amq.default", "publish"), body) == {"routed": True}
+    found = get(api, "raw", "ack_requeue_false")[0]
+    assert (found["payload"], found["payload_encoding"], found["payload_bytes"]) == (raw, "base64", 256)
+
+
+def test_what_no_queue_takes_is_told_and_wrong_messages_are_refused(api: ApiClient) -> None:
+    where = path("exchanges", "/", "amq.fanout", "publish")
+    assert api.post(where, {"routing_key": "", "payload": "x"}) == {"routed": False}
+    assert "no property" in refused(400, api.post, where, {"routing_key": "", "payload": "", "properties": {"x": 1}})
+    assert "base64" in refused(400, api.post, where, {"routing_key": "", "payload": "%", "payload_encoding": "base64"})
+    assert "payload" in refused(400, api.post, where, {"routing_key": ""})
+    assert "user_id" in refused(
+        400, api.post, where, {"routing_key": "", "payload": "", "properties": {"user_id": "root"}}
+    )
+    assert "exchange" in refused(
+        404, api.post, path("exchanges", "/", "none", "publish"), {"routing_key": "", "payload": ""}
+    )
+
+
+def test_messages_move_between_queues_and_are_purged(api: ApiClient) -> None:
+    for name in ("from", "to"):
+        api.put(path("queues", "/", name))
+    publish(api, "from", *map(str, range(5)))
+    assert api.post(path("queues", "/", "from", "move"), {"destination": "to", "count": 3}) == {"moved": 3}
+    assert api.post(path("queues", "/", "from", "move"), {"destination": "to"}) == {"moved": 2}
+    assert [each["payload"] for each in get(api, "to", "ack_requeue_true")] == list("01234")
+    assert "another queue" in refused(400, api.post, path("queues", "/", "to", "move"), {"destination": "to"})
+    assert refused(404, api.post, path("queues", "/", "to", "move"), {"destination": "nowhere"})
+    api.delete(path("queues", "/", "to", "contents"))
+    assert api.get(path("queues", "/", "to"))["messages"] == 0
+
+
+def test_queues_are_declared_once_and_deleted(api: ApiClient) -> None:
+    where = path("queues", "/", "one/with slash")
+    api.put(where, {"arguments": {"x-message-ttl": 60000}})
+    api.put(where, {"arguments": {"x-message-ttl": 60000}})
+    assert "x-message-ttl" in refused(400, api.put, where, {"arguments": {"x-message-ttl": 1}})
+    assert "x-max-length" in refused(400, api.put, path("queues", "/", "q"), {"arguments": {"x-max-length": -1}})
+    assert api.get(where)["arguments"] == {"x-message-ttl": 60000}
+    publish(api, "one/with slash", "x")
+    assert "not empty" in refused(400, api.delete, where, **{"if-empty": "true"})
+    api.delete(where)
+    assert refused(404, api.get, where)
+    assert refused(404, api.delete, where)
+
+
+def test_exchanges_and_bindings_lead_messages(api: ApiClient) -> None:
+    api.put(path("exchanges", "/", "news"), {"type": "topic", "arguments": {"alternate-exchange": "amq.fanout"}})
+    api.put(path("queues", "/", "sport"))
+    between = path("bindings", "/", "e", "news", "q", "sport")
+    api.post(between, {"routing_key": "sport.#"})
+    api.post(between, {"routing_key": "sport.#"})
+    api.post(between, {"routing_key": "a/b%c", "arguments": {"x": 1}})
+    keys = {each["properties_key"]: each["routing_key"] for each in api.get(between)}
+    assert sorted(keys.values()) == ["a/b%c", "sport.#"]
+    body = {"routing_key": "sport.chess", "payload": "move"}
+    assert api.post(path("exchanges", "/", "news", "publish"), body) == {"routed": True}
+    for key in keys:
+        assert api.get(path("bindings", "/", "e", "news", "q", "sport", key))["properties_key"] == key
+        api.delete(path("bindings", "/", "e", "news", "q", "sport", key))
+    assert api.get(between) == []
+    assert refused(404, api.delete, path("bindings", "/", "e", "news", "q", "sport", "~"))
+    assert "q" in refused(400, api.get, path("bindings", "/", "e", "news", "z", "sport"))
+    assert "direct, fanout" in refused(400, api.put, path("exchanges", "/", "x"), {"type": "odd"})
+    assert refused(403, api.delete, path("exchanges", "/", "amq.direct"))
+    api.delete(path("exchanges", "/", "news"))
+    assert refused(404, api.get, path("exchanges", "/", "news"))
+
+
+def test_policies_hold_for_queues_whose_names_fit(api: ApiClient) -> None:
+    api.put(path("queues", "/", "tmp.one"))
+    where = path("policies", "/", "short")
+    api.put(where, {"pattern": "^tmp[.]", "definition": {"max-length": 2}, "apply-to": "queues", "priority": 3})
+    assert api.get(where)["apply-to"] == "queues"
+    shown = api.get(path("queues", "/", "tmp.one"))
+    assert (shown["policy"], shown["effective_policy_definition"]) == ("short", {"max-length": 2})
+    publish(api, "tmp.one", "1", "2", "3")
+    assert [each["payload"] for each in get(api, "tmp.one", "ack_requeue_true")] == ["2", "3"]
+    api.put(
+        path("operator-policies", "/", "cap"), {"pattern": ".*", "definition": {"max-length": 1}, "apply-to": "queues"}
+    )
+    assert api.get(path("queues", "/", "tmp.one"))["effective_policy_definition"] == {"max-length": 1}
+    api.delete(path("operator-policies", "/", "cap"))
+    api.delete(where)
+    assert api.get(path("queues", "/", "tmp.one"))["policy"] is None
+    assert "regular expression" in refused(400, api.put, where, {"pattern": "(", "definition": {"max-length": 2}})
+    assert "does not exist" in refused(400, api.put, where, {"pattern": "", "definition": {"no-such": 2}})
+
+
+def test_lists_come_whole_or_by_page(api: ApiClient) -> None:
+    for number in range(7):
+        api.put(path("queues", "/", f"paged-{number}"))
+    publish(api, "paged-3", "x")
+    page = api.get(path("queues", "/"), page=2, page_size=3, name="paged-", sort_reverse="true", columns="name,vhost")
+    assert page["items"] == [{"name": f"paged-{number}", "vhost": "/"} for number in (3, 2, 1)]
+    assert (page["page_count"], page["filtered_count"], page["item_count"]) == (3, 7, 3)
+    assert page["total_count"] >= 7
+    by_size = api.get(path("queues", "/"), name="paged-", sort="messages", sort_reverse="true", columns="name,messages")
+    assert by_size[0] == {"name": "paged-3", "messages": 1}
+    assert "last is 3" in refused(400, api.get, path("queues", "/"), page=9, page_size=3, name="paged-")
+    assert "page_size" in refused(400, api.get, path("queues", "/"), page=1, page_size=100000)
+    assert "part of the name" in refused(400, api.get, path("queues"), name="(a+)+$", use_regex="true")
+
+
+def test_virtual_hosts_are_made_restarted_and_deleted(api: ApiClient) -> None:
+    api.put(path("vhosts", "other/one"), {"description": "for tests"})
+    api.put(path("vhosts", "other/one"))
+    shown = api.get(path("vhosts", "other/one"))
+    assert (shown["state"], shown["description"]) == ("running", "for tests")
+    api.put(path("queues", "other/one", "kept"), {"durable": True})
+    api.put(path("queues", "other/one", "passing"), {"durable": False})
+    api.post(path("vhosts", "other/one", "restart"))
+    assert [each["name"] for each in api.get(path("queues", "other/one"))] == ["kept"]
+    assert {each["name"] for each in api.get(path("vhosts"))} == {"/", "other/one"}
+    api.delete(path("vhosts", "other/one"))
+    assert refused(404, api.get, path("vhosts", "other/one"))
+
+
+@pytest.mark.spec("A10")
+def test_the_store_of_a_virtual_host_is_looked_after_while_it_is_served(broker: Broker, api: ApiClient) -> None:
+    api.put(path("queues", "/", "stored"))
+    publish(api, "stored", "x" * 1000)
+    api.put(path("queues", "/", "streamed"), {"arguments": {"x-queue-type": "stream"}})
+    publish(api, "streamed", "kept in a log")
+    store = path("vhosts", "/", "store")
+    assert api.post(store + "/flush") is None
+    assert api.post(store + "/compact")["bytes_after"] >= 0
+    found = api.get(store)
+    assert found["families"]["queues"]["estimated-rows"] >= 1
+    assert found["total"]["estimated-rows"] >= found["families"]["queues"]["estimated-rows"]
+    assert list(api.get(store, family="queues")["families"]) == ["queues"]
+    api.put(store + "/options", {"options": {"disable_auto_compactions": "true"}})
+    assert api.post(store + "/verify") == {"faults": []}
+    target = broker.data_dir.with_name("backup")
+    api.post(store + "/checkpoint", {"target": str(target)})
+    assert (target / "CHECKSUMS").exists()
+    assert (target / "log").is_dir()
+    assert refused(409, api.post, store + "/checkpoint", {"target": str(target)})
+    assert "whole path" in refused(400, api.post, store + "/checkpoint", {"target": "here"})
+    assert "nofamily" in refused(400, api.get, store, family="nofamily")
+    assert "no_such_option" in refused(400, api.put, store + "/options", {"options": {"no_such_option": "1"}})
