@@ -1,0 +1,75 @@
+"""Confirms: every message is answered exactly once for the client, refusals before an answer that would cover them."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.protocols.amqp091.wire import frames
+
+from basaltmq.protocols.amqp091 import methods as m
+from basaltmq.protocols.amqp091.confirms import Confirms
+
+
+class Publisher:
+    """What a client knows of its messages from the answers."""
+
+    def __init__(self, count: int) -> None:
+        self.open = set(range(1, count + 1))
+        self.taken: set[int] = set()
+        self.refused: set[int] = set()
+        self.answers = 0
+
+    def hear(self, out: list[bytes]) -> None:
+        for frame in frames(b"".join(out)):
+            method = frame.method
+            assert isinstance(method, m.BasicAck | m.BasicNack)
+            self.answers += 1
+            upto = method.delivery_tag
+            meant = {each for each in self.open if each <= upto} if method.multiple else {upto} & self.open
+            assert method.multiple or meant, "a single answer is for a message that has none yet"
+            self.open -= meant
+            (self.taken if isinstance(method, m.BasicAck) else self.refused).update(meant)
+
+
+@given(st.data(), st.integers(1, 40))
+def test_every_message_gets_the_answer_that_was_given_whatever_the_order(data: st.DataObject, count: int) -> None:
+    order = data.draw(st.permutations(range(1, count + 1)))
+    wrong = data.draw(st.sets(st.sampled_from(order)))
+    confirms, client = Confirms(1), Publisher(count)
+    confirms.last = count
+    at = 0
+    while at < count:
+        size = data.draw(st.integers(1, 8))
+        group = sorted(order[at : at + size])
+        at += size
+        for ok in (False, True):
+            numbers = [each for each in group if (each not in wrong) is ok]
+            if numbers:
+                out: list[bytes] = []
+                confirms.answer(numbers, ok, out)
+                client.hear(out)
+        assert confirms.unanswered == len(client.open)
+    assert client.open == set()
+    assert client.refused == wrong
+    assert client.taken == set(order) - wrong
+
+
+def test_ascending_answers_are_one_frame() -> None:
+    confirms, client = Confirms(1), Publisher(200)
+    out: list[bytes] = []
+    confirms.last = 200
+    confirms.answer(range(1, 101), True, out)
+    confirms.answer(range(101, 201), True, out)
+    client.hear(out)
+    assert client.answers == 2
+    assert client.open == set()
+
+
+def test_a_single_message_is_not_answered_as_many() -> None:
+    confirms = Confirms(9)
+    out: list[bytes] = []
+    confirms.last = 1
+    confirms.answer([1], True, out)
+    (frame,) = frames(out[0])
+    assert frame.channel == 9
+    assert frame.method == m.BasicAck(1, False)

@@ -1,0 +1,73 @@
+"""Deliveries as bytes: what another library reads of them, at every size around the limits of a frame."""
+
+from __future__ import annotations
+
+import pika
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.protocols.amqp091.wire import Message, frames, messages
+
+from basaltmq.broker.properties import Properties, encode, seal
+from basaltmq.protocols.amqp091 import methods as m
+from basaltmq.protocols.amqp091.outbox import PIECES_MAX, DeliverWriter, write_content
+
+FRAME_MAX = 4096
+SIZES = st.sampled_from([0, 1, 5, 4087, 4088, 4089, 8176, 8177, 10_000])
+
+
+@given(
+    st.lists(
+        st.tuples(SIZES, st.booleans(), st.sampled_from(["", "ex"]), st.text(max_size=9), st.sampled_from([None, "x"])),
+        min_size=1,
+        max_size=8,
+    ),
+    st.integers(1, 1 << 40),
+)
+def test_a_delivery_arrives_as_it_is(given_messages: list[tuple[int, bool, str, str, str | None]], tag: int) -> None:
+    writer = DeliverWriter(5, "ctag", FRAME_MAX)
+    out: list[bytes] = []
+    expected = []
+    for index, (size, redelivered, exchange, key, app_id) in enumerate(given_messages):
+        raw = encode(Properties(app_id=app_id, delivery_mode=2))
+        body = bytes((index,)) * size
+        writer.write(out, tag + index, redelivered, seal(exchange, key, raw), body)
+        expected.append(Message(m.BasicDeliver("ctag", tag + index, redelivered, exchange, key), raw, body))
+    found = list(frames(b"".join(out)))
+    assert messages(found) == expected
+    assert {frame.channel for frame in found} == {5}
+    assert all(len(frame.payload) + 8 <= FRAME_MAX for frame in found)
+
+
+def test_another_library_reads_a_delivery() -> None:
+    out: list[bytes] = []
+    properties = encode(Properties(content_type="text/plain", delivery_mode=2, message_id="m"))
+    DeliverWriter(1, "tag", FRAME_MAX).write(out, 9, True, seal("ex", "key", properties), b"hello")
+    raw = b"".join(out)
+    parsed = []
+    while raw:
+        size, frame = pika.frame.decode_frame(raw)
+        parsed.append(frame)
+        raw = raw[size:]
+    deliver, header, body = parsed
+    assert (deliver.method.consumer_tag, deliver.method.delivery_tag, deliver.method.redelivered) == ("tag", 9, True)
+    assert (deliver.method.exchange, deliver.method.routing_key) == ("ex", "key")
+    assert (header.body_size, header.properties.content_type, header.properties.message_id) == (5, "text/plain", "m")
+    assert body.fragment == b"hello"
+
+
+def test_remembered_pieces_are_bounded() -> None:
+    writer = DeliverWriter(1, "tag", FRAME_MAX)
+    for size in range(3 * PIECES_MAX):
+        writer.write([], 1, False, seal("", "q", b"\0\0"), b"x" * size)
+    assert len(writer._pieces) <= PIECES_MAX
+    writer.write([], 1, False, seal("", "q", b"\x20\0" + b"\0" * 2000), b"x")
+    assert all(len(envelope) <= 1024 for envelope, _, _ in writer._pieces)
+
+
+@pytest.mark.parametrize("size", [0, 1, 4088, 4089])
+def test_a_return_and_an_answer_to_get_carry_their_content(size: int) -> None:
+    out: list[bytes] = []
+    answer = m.BasicGetOk(1, False, "", "q", 3)
+    write_content(out, 2, answer, b"\0\0", b"b" * size, FRAME_MAX)
+    assert messages(frames(b"".join(out))) == [Message(answer, b"\0\0", b"b" * size)]
