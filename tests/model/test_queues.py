@@ -261,7 +261,7 @@ class QueueMachine(RuleBasedStateMachine):
         if not self.is_alive(token):
             return
         ids = self.part_of(token, data)
-        if refused:
+        if refused and not all(self.known[i].transient for i in ids or self.held[token]):
             self.store.refuse = True
             with pytest.raises(StoreStalledError):
                 self.plane.ack("q", token, ids)
@@ -282,7 +282,9 @@ class QueueMachine(RuleBasedStateMachine):
         if not self.is_alive(token):
             return
         ids = self.part_of(token, data)
-        if data.draw(st.sampled_from([False, False, True])):
+        if data.draw(st.sampled_from([False, False, True])) and not all(
+            self.known[i].transient for i in ids or self.held[token]
+        ):
             self.store.refuse = True
             with pytest.raises(StoreStalledError):
                 self.plane.nack("q", token, ids, delay_ms=delay_ms, reject=reject)

@@ -23,8 +23,8 @@ VISIBILITY_TIMEOUT_MS_DEFAULT: Final = 30_000
 DURATION_MS_MAX: Final = 100 * 365 * 24 * 3600 * 1000
 """A century: the sum with any time of day still fits the nanoseconds of a key."""
 
-SCRIPT_BYTES_MAX: Final = 256 << 10
-"""A script is compiled when a queue is loaded; programs live elsewhere."""
+SCRIPT_BYTES_MAX: Final = 64 << 10
+"""What the sandbox compiles (lua.SOURCE_BYTES_MAX): a script is compiled when a queue is loaded."""
 
 EXTRA_BYTES_MAX: Final = 1 << 20
 """Arguments of a declaration came in one frame of a protocol."""
@@ -41,7 +41,11 @@ class Overflow(enum.Enum):
 
 
 class Durability(enum.Enum):
-    """When a publish is confirmed: after the sync, after the write, or at once."""
+    """When a publish is confirmed: after the sync, after the write, or at once.
+
+    MEMORY: the messages are transient. Nothing of them is logged, and they are gone with the process; a delayed one
+    waits on disk.
+    """
 
     SYNCED = "synced"
     WRITTEN = "written"
@@ -91,7 +95,9 @@ class QueueConfig(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True,
             raise InvalidConfigError(f"extra of queue {self.name!r} is up to {EXTRA_BYTES_MAX} bytes")
         if not isinstance(self.overflow, Overflow) or not isinstance(self.durability, Durability):
             raise InvalidConfigError(f"overflow or durability of queue {self.name!r} is not one of its values")
-        if self.overflow is Overflow.REJECT_PUBLISH_DEAD_LETTER and self.dead_letter_queue is None:
+        # With something in `extra` the layer above may route dead letters itself.
+        has_target = self.dead_letter_queue is not None or self.extra
+        if self.overflow is Overflow.REJECT_PUBLISH_DEAD_LETTER and not has_target:
             raise InvalidConfigError(f"queue {self.name!r} is to dead-letter what it rejects but names no queue for it")
 
     def _check_script(self, field: str, script: object) -> None:

@@ -11,19 +11,24 @@ A cycle (A's dead letters expire in B, whose dead letters go to A) would turn fo
 where it died before is dropped and counted, unless somebody rejected it or its attempts failed on the way round, which
 is a worker's decision and not the machine's.
 
+A layer above may route dead letters itself (an exchange with its bindings): it names the queues and the properties each
+message goes on with, and keeps its own history in them. All of that is in the batch in which the message dies. The
+first copy keeps the message's id, others have their own; a body apart is shared between them.
+
 A message keeps its id and its body; it gets a place at the end of the other queue, that queue's TTL and no attempts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
 from basaltmq.queues import rows
-from basaltmq.queues.backing import SHARED, TRANSIENT, Entry
+from basaltmq.queues.backing import APART, SHARED, TRANSIENT, Entry
 from basaltmq.queues.change import Change
+from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.message import Message
 
 if TYPE_CHECKING:
@@ -43,6 +48,10 @@ HISTORY_MAX: Final = 32
 
 _MS: Final = 1_000_000
 _WORKERS: Final = (REJECTED, ATTEMPTS)
+
+DeadLetterRouter: TypeAlias = Callable[[QueueConfig, Message, str], "tuple[Sequence[str], bytes] | None"]
+"""(queue, message, reason) to the names of the queues a dead letter goes to (none: it is dropped; names without a queue
+are left out) and its properties from there on; None: to the queue's own dead-letter queue."""
 
 
 class Death(msgspec.Struct, omit_defaults=True):
@@ -104,6 +113,8 @@ def bury(queue: Queue, change: Change, entries: Sequence[Entry], reason: str, *,
     They were taken off the queue, or still are somewhere in it (`waiting`). Their rows are in memory.
     """
     queue.touch(change)
+    if queue.shared.route_dead is not None:
+        entries = _bury_routed(queue, change, entries, reason, waiting, queue.shared.route_dead)
     name = queue.config.dead_letter_queue
     moving: list[tuple[Entry, Message]] = []
     gone: list[Entry] = []
@@ -120,17 +131,77 @@ def bury(queue: Queue, change: Change, entries: Sequence[Entry], reason: str, *,
         else:
             queue.stats.dead_lettered += 1
             moving.append((entry, message))
-    if gone:
-        if waiting:
-            queue.remove(change, gone, keep_bodies=False)
-        else:
-            queue.delete(change, gone)
+    _drop(queue, change, gone, waiting)
     if moving:
         assert name is not None
         _leave(queue, change, [entry for entry, _ in moving], waiting)
         target = queue.shared.find(change, name)
         target.admit(change, settle_in(target, change, moving))
-        change.after(lambda: queue.shared.check_limits(target.name))
+        _check_limits(change, target)
+
+
+def _bury_routed(
+    queue: Queue, change: Change, entries: Sequence[Entry], reason: str, waiting: bool, route: DeadLetterRouter
+) -> list[Entry]:
+    """Let the layer above say where dead letters go; those it has no opinion on."""
+    own: list[Entry] = []
+    gone: list[Entry] = []
+    moving: list[tuple[Entry, Message, list[Queue]]] = []
+    for entry in entries:
+        message = queue.open(entry, queue.body_of(change, entry) if entry.flags & APART else None)
+        routed = route(queue.config, message, reason)
+        if routed is None:
+            own.append(entry)
+            continue
+        names, message.properties = routed
+        targets = [queue.shared.find(change, name) for name in dict.fromkeys(names) if queue.shared.exists(name)]
+        if targets:
+            queue.stats.dead_lettered += 1
+            message.headers.setdefault(FIRST_QUEUE, queue.name)
+            moving.append((entry, message, targets))
+        else:
+            queue.stats.dropped += 1
+            gone.append(entry)
+    _drop(queue, change, gone, waiting)
+    _leave(queue, change, [entry for entry, _, _ in moving], waiting)
+    arriving: dict[Queue, list[tuple[Entry, Message]]] = {}
+    for entry, message, targets in moving:
+        for target, copy in zip(targets, _copies(queue, change, entry, message, len(targets)), strict=True):
+            arriving.setdefault(target, []).append(copy)
+    for target, copies in arriving.items():
+        target.admit(change, settle_in(target, change, copies))
+        _check_limits(change, target)
+    return own
+
+
+def _copies(queue: Queue, change: Change, entry: Entry, message: Message, count: int) -> list[tuple[Entry, Message]]:
+    """So many messages of one, the first of which is itself."""
+    if count == 1:
+        return [(entry, message)]
+    copies = [message]
+    copies += [
+        msgspec.structs.replace(message, id=queue.shared.ids.next(), headers=dict(message.headers))
+        for _ in range(count - 1)
+    ]
+    if entry.flags & APART:
+        body_id = rows.body_of(entry.row)
+        entry = msgspec.structs.replace(entry, flags=entry.flags | SHARED)
+        for copy in copies:
+            queue.shared.content.refer(change, body_id, copy.id)
+    return [(entry, copy) for copy in copies]
+
+
+def _check_limits(change: Change, target: Queue) -> None:
+    change.after(lambda: target.shared.check_limits(target.name))
+
+
+def _drop(queue: Queue, change: Change, gone: list[Entry], waiting: bool) -> None:
+    if not gone:
+        return
+    if waiting:
+        queue.remove(change, gone, keep_bodies=False)
+    else:
+        queue.delete(change, gone)
 
 
 def _leave(queue: Queue, change: Change, entries: list[Entry], waiting: bool) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from basaltmq.queues import rows
 from basaltmq.queues.advice import on_failure
 from basaltmq.queues.backing import RETURNED, SPILLED, TRANSIENT, Entry
 from basaltmq.queues.change import Change
@@ -51,7 +52,8 @@ def fail(
     retried: list[Entry] = []
     expired: list[Entry] = []
     kept_error = error.encode(errors="replace")[:ERROR_BYTES_MAX].decode(errors="ignore")
-    attempts_max = queue.config.attempts_max
+    attempts_max = _ATTEMPTS_MAX + 1 if queue.config.attempts_max is None else queue.config.attempts_max
+    limit = 2 * _ATTEMPTS_MAX if queue.config.delivery_limit is None else queue.config.delivery_limit
     messages = [queue.open(entry) for entry in entries]
     for message in messages:
         message.attempts = min(message.attempts + 1, _ATTEMPTS_MAX)
@@ -63,7 +65,7 @@ def fail(
         wait_ms = delay_ms if script_delay_ms is None else script_delay_ms
         if reject or is_dead:
             dead.append(entry)
-        elif attempts_max is not None and message.attempts >= attempts_max:
+        elif message.attempts >= attempts_max or message.attempts + rows.returns_of(entry.row) > limit:
             worn_out.append(entry)
         elif entry.expires_ns and entry.expires_ns <= change.now_ns:
             expired.append(entry)
@@ -81,15 +83,38 @@ def fail(
         queue.set_aside(change, [entry for entry, _ in later])
         delay(queue, change, later)
     if retried:
-        for entry in retried:
-            entry.flags |= RETURNED
-            if entry.flags & SPILLED:
-                change.batch.delete(Family.TRANSIENT, entry.key)
-                entry.flags &= ~SPILLED
-            if not entry.flags & TRANSIENT:
-                change.batch.put(Family.MESSAGES, entry.key, entry.row)
+        queue.has_returned = True
+        _put_changed(change, retried)
         queue.backing.requeue(change, retried)
         change.ready[queue.name] = None
+
+
+def count_returns(queue: Queue, change: Change, entries: list[Entry], limit: int) -> list[Entry]:
+    """Messages come back without having failed; those that may do so once more, with the count in their rows."""
+    queue.load_rows(entries, change)
+    as_they_were = [(entry, entry.row, entry.flags) for entry in entries]
+    change.undo(lambda: _restore(as_they_were))
+    staying: list[Entry] = []
+    worn_out: list[Entry] = []
+    for entry in entries:
+        entry.row = rows.count_return(entry.row)
+        came_back = rows.returns_of(entry.row) + rows.attempts_of(entry.row)
+        (worn_out if came_back > limit else staying).append(entry)
+    if worn_out:
+        bury(queue, change, worn_out, ATTEMPTS)
+    _put_changed(change, staying)
+    return staying
+
+
+def _put_changed(change: Change, entries: Sequence[Entry]) -> None:
+    """Write rows that have changed; what was paged out for want of memory is in memory again."""
+    for entry in entries:
+        entry.flags |= RETURNED
+        if entry.flags & SPILLED:
+            change.batch.delete(Family.TRANSIENT, entry.key)
+            entry.flags &= ~SPILLED
+        if not entry.flags & TRANSIENT:
+            change.batch.put(Family.MESSAGES, entry.key, entry.row)
 
 
 def _restore(entries: Sequence[tuple[Entry, bytes, int]]) -> None:

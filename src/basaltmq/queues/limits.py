@@ -23,8 +23,18 @@ DROP_MAX: Final = 1000
 """Messages dropped in one batch when a queue is brought back to its limits."""
 
 
-def let_in(queue: Queue, change: Change, entries: list[Entry], *, promised: bool = False) -> list[Entry]:
-    """Make room for messages that come in, or refuse them (not those that were promised); those that stay."""
+def let_in(
+    queue: Queue,
+    change: Change,
+    entries: list[Entry],
+    *,
+    promised: bool = False,
+    turned_away: set[bytes] | None = None,
+) -> list[Entry]:
+    """Make room for messages that come in, or refuse them (not those that were promised); those that stay.
+
+    With `turned_away` each message that there is no room for is refused alone, and its id told there.
+    """
     count = len(queue) + len(entries)
     size_bytes = queue.ready_bytes() + sum(e.size_bytes for e in entries)
     if not _is_over(queue, count, size_bytes):
@@ -33,6 +43,8 @@ def let_in(queue: Queue, change: Change, entries: list[Entry], *, promised: bool
         return _drop(queue, change, count, size_bytes, entries)
     if promised:
         return entries
+    if turned_away is not None:
+        return _turn_away(queue, change, entries, turned_away)
     refusal = _refusal(queue)
     if queue.config.overflow is Overflow.REJECT_PUBLISH:
         raise refusal
@@ -40,6 +52,27 @@ def let_in(queue: Queue, change: Change, entries: list[Entry], *, promised: bool
     queue.count(entries, 1)
     bury(queue, change, entries, LENGTH)
     return []
+
+
+def _turn_away(queue: Queue, change: Change, entries: list[Entry], turned_away: set[bytes]) -> list[Entry]:
+    """Let in what there is room for, in its order."""
+    count, size_bytes = len(queue), queue.ready_bytes()
+    staying: list[Entry] = []
+    refused: list[Entry] = []
+    for entry in entries:
+        if _is_over(queue, count + 1, size_bytes + entry.size_bytes):
+            refused.append(entry)
+        else:
+            staying.append(entry)
+            count += 1
+            size_bytes += entry.size_bytes
+    turned_away.update(entry.key[-16:] for entry in refused)
+    if queue.config.overflow is Overflow.REJECT_PUBLISH:
+        queue.unmake(change, refused)
+    else:
+        queue.count(refused, 1)
+        bury(queue, change, refused, LENGTH)
+    return staying
 
 
 def require_room(queue: Queue, count: int, size_bytes: int) -> None:

@@ -31,6 +31,7 @@ from basaltmq.queues.change import Change
 from basaltmq.queues.changes import Changes
 from basaltmq.queues.config import Durability, QueueConfig, decode_config, encode_config
 from basaltmq.queues.content import Content
+from basaltmq.queues.dead_letters import DeadLetterRouter
 from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.due import Due
@@ -93,6 +94,7 @@ class QueuePlane:
             lease_expiry=LeaseExpiry(store, tokens),
             timers=Timers(store),
             find=lambda change, name: self._loaded.find_or_make(change, name),
+            exists=lambda name: self._loaded.config(name) is not None,
             check_limits=lambda name: self._due.note_over_limit(name),
             budget=budget or MemoryBudget(),
             paging=paging or PagingLimits(),
@@ -112,6 +114,16 @@ class QueuePlane:
         """Branches of distributed transactions over these queues."""
         self._shared.holders = self.xa.holders_of
         self._settings = ThrottleSettings(settings, self._shared, self._changes, self._loaded, self._due.tell_deadline)
+
+    @property
+    def dead_letter_router(self) -> DeadLetterRouter | None:
+        """Says where dead letters go; None: to the dead-letter queue of their queue. Called inside a change."""
+        return self._shared.route_dead
+
+    @dead_letter_router.setter
+    def dead_letter_router(self, route: DeadLetterRouter | None) -> None:
+        with self._lock:
+            self._shared.route_dead = route
 
     @property
     def bad_settings(self) -> list[str]:
@@ -228,13 +240,23 @@ class QueuePlane:
             return self._changes.do(lambda change: operation(change, self._queue))
 
     def enqueue(
-        self, name: str, drafts: Sequence[Draft | bytes], *, durability: Durability | None = None
+        self,
+        name: str,
+        drafts: Sequence[Draft | bytes],
+        *,
+        durability: Durability | None = None,
+        refused: list[int] | None = None,
     ) -> list[bytes]:
-        """Add messages; their ids, when they are as durable as asked (by default as the queue's configuration says)."""
+        """Add messages; their ids, when they are as durable as asked (by default as the queue's configuration says).
+
+        A queue that is full and rejects raises QueueFullError and takes nothing of the call. With `refused` it takes
+        what it has room for, appends the indices of the other drafts there, and their ids are empty.
+        """
 
         def add(change: Change) -> tuple[list[bytes], Durability]:
             queue = self._queue(name)
-            return queue.enqueue(change, drafts), durability or queue.config.durability
+            level = durability or queue.config.durability
+            return queue.enqueue(change, drafts, memory=level is Durability.MEMORY, refused=refused), level
 
         ids, level = self._changes.do(add)
         if level is Durability.SYNCED:
@@ -248,7 +270,7 @@ class QueuePlane:
 
         def add(change: Change) -> tuple[list[bytes], bool]:
             queues = [self._queue(name) for name in names]
-            ids = fanout.publish(queues, change, draft)
+            ids = fanout.publish(queues, change, draft, durability)
             levels = {durability or queue.config.durability for queue in queues}
             return ids, Durability.SYNCED in levels
 

@@ -12,25 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
 
-from basaltmq.errors import InvalidArgumentError, LimitExceededError
+from basaltmq.errors import InvalidArgumentError
 from basaltmq.ids import Ids
-from basaltmq.queues import advice, dedup, limits, rows
-from basaltmq.queues.backing import APART, RETURNED, SHARED, SPILLED, TIMED, TRANSIENT, BackingQueue, Entry
+from basaltmq.queues import advice, dedup, failures, limits, making, rows
+from basaltmq.queues.backing import APART, RETURNED, SPILLED, TIMED, TRANSIENT, BackingQueue, Entry
 from basaltmq.queues.boot import Places
 from basaltmq.queues.change import Change
-from basaltmq.queues.config import DURATION_MS_MAX, QueueConfig
-from basaltmq.queues.content import INLINE_BYTES_MAX, Content
+from basaltmq.queues.config import DURATION_MS_MAX, Durability, QueueConfig
+from basaltmq.queues.content import Content
+from basaltmq.queues.dead_letters import DeadLetterRouter
 from basaltmq.queues.delays import delay
 from basaltmq.queues.delivery import PRIORITY, REDELIVERED, Delivery
-from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft, to_message
-from basaltmq.queues.expiry import expire, watch
+from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
+from basaltmq.queues.expiry import expire
 from basaltmq.queues.hooks import QueueHooks
 from basaltmq.queues.leases import FOREVER, LEASE_MAX, LeaseCall, LeaseExpiry, Leases, Tokens
+from basaltmq.queues.making import ENQUEUE_MAX, MS, Made
 from basaltmq.queues.message import Message, encode_row
 from basaltmq.queues.paging import MemoryBudget, PagingLimits
-from basaltmq.queues.stats import QueueStats
+from basaltmq.queues.stats import DURABLE_FIELDS, QueueStats
 from basaltmq.queues.throttle import TokenBuckets
 from basaltmq.queues.throttling import Throttling
 from basaltmq.queues.timers import Timers
@@ -39,11 +40,7 @@ from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.keys import lp, queue_stats_key, timed_of
 
-ENQUEUE_MAX: Final = 10_000
-"""Messages of one call, so that a call is one batch and holds the plane for a few tens of milliseconds at most."""
-
-MS: Final = 1_000_000
-"""Nanoseconds in a millisecond."""
+__all__ = ["ENQUEUE_MAX", "MS", "Queue", "Shared", "check_visibility"]
 
 
 def check_visibility(visibility_ms: int) -> None:
@@ -66,6 +63,8 @@ class Shared:
     timers: Timers
     find: Callable[[Change, str], Queue]
     """The queue of this name, made in the change if it is missing: where dead letters go."""
+    exists: Callable[[str], bool]
+    """Whether there is a queue of this name."""
     check_limits: Callable[[str], None]
     """The queue of this name got messages that its limits were not asked about."""
     buckets: TokenBuckets = field(default_factory=TokenBuckets)
@@ -75,34 +74,25 @@ class Shared:
     """Queues with messages that wait for tokens, of which those who listen are to be told."""
     holders: Callable[[str], Sequence[object]] = lambda name: ()
     """Prepared branches that have messages in the queue of this name, or for it."""
+    route_dead: DeadLetterRouter | None = None
+    """Where dead letters go, if the layer above has a say in it."""
     budget: MemoryBudget = field(default_factory=MemoryBudget)
     paging: PagingLimits = field(default_factory=PagingLimits)
-
-
-class Made(NamedTuple):
-    """Messages that are ready to be let in."""
-
-    ids: list[bytes]
-    """Of all drafts, in their order."""
-    entries: list[Entry]
-    delayed: list[tuple[Entry, int]]
-    """Those that wait, and until when."""
-    sub: str | None
-    """The sub-queue all entries are of, where that is known."""
 
 
 class Queue:
     """A queue that is loaded."""
 
     __slots__ = (
-        "_default_prefix",
         "_stats_key",
         "account",
         "backing",
         "config",
+        "default_prefix",
         "delayed_from_ns",
         "expiry_from_ns",
         "has_returned",
+        "has_unsaved",
         "hooks",
         "leases",
         "name",
@@ -137,8 +127,9 @@ class Queue:
         self.delayed_from_ns = 0
         self.expiry_from_ns = 0
         self.has_returned = False
+        self.has_unsaved = False
         priority = 0 if config.priorities_max else None
-        self._default_prefix = rows.prefix_of(self.name, rows.sub_queue(FAIRNESS_KEY_DEFAULT, priority))
+        self.default_prefix = rows.prefix_of(self.name, rows.sub_queue(FAIRNESS_KEY_DEFAULT, priority))
         self._stats_key = queue_stats_key(self.name)
 
     def configure(self, config: QueueConfig, hooks: QueueHooks | None) -> None:
@@ -158,17 +149,23 @@ class Queue:
         if not change.has_before(self):
             values = self.stats.values()
             change.undo(lambda: self.stats.restore(values))
-            change.before(self, lambda: self._put_stats(change))
+            change.before(self, lambda: self._put_stats(change, values))
 
-    def _put_stats(self, change: Change) -> None:
+    def _put_stats(self, change: Change, before: tuple[int, ...]) -> None:
         self.stats.returned_ns = self.leases.returned_ns
+        if not change.batch.ops and self.stats.values()[:DURABLE_FIELDS] == before[:DURABLE_FIELDS]:
+            # Only what is lost at a crash has changed: its totals wait for something that is worth a write.
+            self.has_unsaved = True
+            return
+        self.has_unsaved = False
         change.batch.put(Family.QUEUE_STATS, self._stats_key, self.stats.encode())
 
     def save(self, batch: Batch) -> None:
         """Memory is about to be lost: write what it has and the row has not."""
         if self.has_returned:
             self.backing.forget_returned()
-        if self.stats.returned_ns != self.leases.returned_ns:
+        if self.has_unsaved or self.stats.returned_ns != self.leases.returned_ns:
+            self.has_unsaved = False
             self.stats.returned_ns = self.leases.returned_ns
             batch.put(Family.QUEUE_STATS, self._stats_key, self.stats.encode())
 
@@ -179,21 +176,30 @@ class Queue:
         body_id: bytes = rows.NO_BODY,
         *,
         promised: bool = False,
+        memory: bool | None = None,
+        refused: list[int] | None = None,
     ) -> list[bytes]:
         """Add messages; their ids. A draft that repeats one of the deduplication window has the id of that one.
 
         With `body_id` the drafts' payload is in that shared body. What was `promised` at an earlier time asked scripts
-        and limits then, and is not refused.
+        and limits then, and is not refused. `memory` says whether they are all transient, by default as the queue's
+        durability says. With `refused` the drafts a full queue does not take are told there by their index, and their
+        ids are empty; without it one of them refuses the call.
         """
         self.touch(change)
+        partly = refused is not None
         if self.config.dedup_window_ms is None:
-            return self._enqueue(change, drafts, body_id, promised)
+            ids = self._enqueue(change, drafts, body_id, promised, memory, partly)
+            if refused is not None:
+                refused += [index for index, message_id in enumerate(ids) if not message_id]
+            return ids
         known = dedup.known(self, change, drafts)
         within = {i: first for i, first in dedup.within(drafts).items() if i not in known}
         repeats = known.keys() | within.keys()
         self.stats.duplicates += len(repeats)
-        made = iter(self._enqueue(change, [d for i, d in enumerate(drafts) if i not in repeats], body_id, promised))
-        ids: list[bytes] = []
+        once = [d for i, d in enumerate(drafts) if i not in repeats]
+        made = iter(self._enqueue(change, once, body_id, promised, memory, partly))
+        ids = []
         for index in range(len(drafts)):
             if index in known:
                 ids.append(known[index])
@@ -201,16 +207,31 @@ class Queue:
                 ids.append(ids[within[index]])
             else:
                 ids.append(next(made))
-        dedup.remember(self, change, drafts, ids, repeats)
+        without = [index for index, message_id in enumerate(ids) if not message_id]
+        if refused is not None:
+            refused += without
+        if change.refusal is None:
+            dedup.remember(self, change, drafts, ids, repeats | set(without))
         return ids
 
-    def _enqueue(self, change: Change, drafts: Sequence[Draft | bytes], body_id: bytes, promised: bool) -> list[bytes]:
+    def _enqueue(
+        self,
+        change: Change,
+        drafts: Sequence[Draft | bytes],
+        body_id: bytes,
+        promised: bool,
+        memory: bool | None,
+        partly: bool,
+    ) -> list[bytes]:
         if self.config.on_enqueue_script is not None and not promised:
             drafts = advice.on_enqueue(self, drafts)
-        ids, entries, delayed, sub = self.make(change, drafts, body_id)
+        ids, entries, delayed, sub = self.make(change, drafts, body_id, memory=memory)
         self.stats.enqueued += len(ids)
         if self.config.length_max is not None or self.config.bytes_max is not None:
-            entries = limits.let_in(self, change, entries, promised=promised)
+            turned_away: set[bytes] | None = set() if partly else None
+            entries = limits.let_in(self, change, entries, promised=promised, turned_away=turned_away)
+            if turned_away:
+                ids = [b"" if message_id in turned_away else message_id for message_id in ids]
         self.admit(change, entries, sub)
         if delayed:
             delay(self, change, delayed)
@@ -237,68 +258,18 @@ class Queue:
         if entries:
             change.ready[self.name] = None
 
-    def make(self, change: Change, drafts: Sequence[Draft | bytes], body_id: bytes = rows.NO_BODY) -> Made:
+    def make(
+        self,
+        change: Change,
+        drafts: Sequence[Draft | bytes],
+        body_id: bytes = rows.NO_BODY,
+        *,
+        memory: bool | None = None,
+    ) -> Made:
         """Messages of drafts with all their rows but the message's own."""
-        if len(drafts) > ENQUEUE_MAX:
-            raise LimitExceededError(f"{len(drafts)} messages in one call: at most {ENQUEUE_MAX}")
-        ids = self.shared.ids.many(len(drafts))
-        place_ns = self.shared.places.next(change)
-        entries = self._make_plain(change, drafts, ids, place_ns)
-        if entries is not None:
-            return Made(ids, entries, [], FAIRNESS_KEY_DEFAULT)
-        entries = []
-        delayed: list[tuple[Entry, int]] = []
-        for draft, message_id in zip(drafts, ids, strict=True):
-            if isinstance(draft, bytes):
-                draft = Draft(payload=draft)
-            elif not isinstance(draft, Draft):
-                raise InvalidArgumentError(f"a message to enqueue is bytes or a Draft, not {type(draft).__name__}")
-            entry = self._make_one(change, draft, message_id, place_ns, body_id)
-            if draft.delay_ms:
-                delayed.append((entry, change.now_ns + draft.delay_ms * MS))
-            else:
-                entries.append(entry)
-        return Made(ids, entries, delayed, None)
-
-    def _make_plain(
-        self, change: Change, drafts: Sequence[Draft | bytes], ids: list[bytes], place_ns: int
-    ) -> list[Entry] | None:
-        """Entries of drafts that are nothing but small payloads, all at once; None if they are not."""
-        if self.config.priorities_max:
-            return None
-        payloads = [draft for draft in drafts if type(draft) is bytes]
-        sizes = [len(payload) for payload in payloads]
-        if len(payloads) < len(drafts) or max(sizes, default=0) > INLINE_BYTES_MAX:
-            return None
-        expires_ns = 0
-        if self.config.ttl_ms is not None:
-            expires_ns = change.now_ns + self.config.ttl_ms * MS
-            watch(self, change, expires_ns)
-        head = self._default_prefix + place_ns.to_bytes(8, "big")
-        made = rows.plain_rows(payloads, expires_ns)
-        return [
-            Entry(head + message_id, row, size, 0, expires_ns)
-            for message_id, row, size in zip(ids, made, sizes, strict=True)
-        ]
-
-    def _make_one(self, change: Change, draft: Draft, message_id: bytes, place_ns: int, shared_body: bytes) -> Entry:
-        ttl_ms = self._ttl_ms(draft.ttl_ms)
-        expires_ns = 0 if ttl_ms is None else change.now_ns + (ttl_ms + draft.delay_ms) * MS
-        message = to_message(draft, self.name, message_id, place_ns, expires_ns)
-        body_id = shared_body
-        if shared_body != rows.NO_BODY:
-            self.shared.content.refer(change, shared_body, message_id)
-        elif len(message.payload) > INLINE_BYTES_MAX and not draft.transient:
-            self.shared.content.put(change, message_id, message.payload)
-            body_id = message_id
-        return self.entry_of(
-            change,
-            message,
-            body_id=body_id,
-            shared_body=shared_body != rows.NO_BODY,
-            transient=draft.transient and not draft.delay_ms,
-            own_ttl=draft.ttl_ms is not None,
-        )
+        if memory is None:
+            memory = self.config.durability is Durability.MEMORY
+        return making.make(self, change, drafts, body_id, memory)
 
     def entry_of(
         self,
@@ -309,32 +280,17 @@ class Queue:
         body_bytes: int | None = None,
         shared_body: bool = False,
         transient: bool = False,
-        own_ttl: bool = False,
     ) -> Entry:
         """The entry of a message at its place in this queue, with its row in the expiry index where it needs one."""
-        priority = min(message.priority, self.config.priorities_max) if self.config.priorities_max else None
-        sub = rows.sub_queue(message.fairness_key, priority)
-        key = rows.prefix_of(self.name, sub) + message.enqueued_ns.to_bytes(8, "big") + message.id
-        size_bytes = len(message.payload) if body_bytes is None else body_bytes
-        flags = TRANSIENT if transient else 0
-        if body_id != rows.NO_BODY:
-            flags |= APART | (SHARED if shared_body else 0)
-            message.payload = b""
-        if message.expires_ns:
-            watch(self, change, message.expires_ns)
-            if not transient and (own_ttl or sub != FAIRNESS_KEY_DEFAULT):
-                # Only a queue of one sub-queue and one TTL expires in its order; everything else needs the index.
-                flags |= TIMED
-                change.batch.put(Family.MESSAGE_EXPIRY, timed_of(key, message.expires_ns), b"")
-        row = encode_row(message)
-        if flags & (APART | SHARED | TIMED):
-            row = rows.wrap(row, flags & ~TRANSIENT, body_id, size_bytes if flags & APART else 0)
-        return Entry(key, row, size_bytes, flags, message.expires_ns)
-
-    def _ttl_ms(self, own_ms: int | None) -> int | None:
-        if own_ms is None or self.config.ttl_ms is None:
-            return self.config.ttl_ms if own_ms is None else own_ms
-        return min(own_ms, self.config.ttl_ms)
+        return making.entry_of(
+            self,
+            change,
+            message,
+            body_id=body_id,
+            body_bytes=body_bytes,
+            shared_body=shared_body,
+            transient=transient,
+        )
 
     def lease(self, change: Change, count: int, consumer: str, visibility_ms: int | None = None) -> list[Delivery]:
         """Hand out up to `count` ready messages."""
@@ -437,6 +393,14 @@ class Queue:
             for e in entries
         ]
 
+    def body_of(self, change: Change, entry: Entry) -> bytes:
+        """A body kept apart, which this change may have brought in."""
+        body_id = rows.body_of(entry.row)
+        for _, family, key, value in change.batch.ops:
+            if family is Family.BODIES and key == body_id and value:
+                return value
+        return self.shared.content.get(entry)
+
     def _lease_until(self, now_ns: int, visibility_ms: int | None) -> int:
         if visibility_ms is None:
             visibility_ms = self.config.visibility_timeout_ms
@@ -484,8 +448,11 @@ class Queue:
             expire(self, change, expired)
             entries = [e for e in entries if not e.expires_ns or e.expires_ns > now_ns]
         self.has_returned = True
-        for entry in entries:
-            entry.flags |= RETURNED
+        if self.config.delivery_limit is None:
+            for entry in entries:
+                entry.flags |= RETURNED
+        else:
+            entries = failures.count_returns(self, change, entries, self.config.delivery_limit)
         self.backing.requeue(change, entries)
         if entries:
             change.ready[self.name] = None
@@ -543,6 +510,11 @@ class Queue:
         self.count(entries, -1)
         self._clear_rows(change, entries, keep_bodies=True)
         self.backing.ack(change, entries)
+
+    def unmake(self, change: Change, entries: Sequence[Entry]) -> None:
+        """Messages that were made in this change and are not let in leave nothing behind."""
+        self.stats.enqueued -= len(entries)
+        self._clear_rows(change, entries, keep_bodies=False)
 
     def remove(self, change: Change, entries: Sequence[Entry], *, keep_bodies: bool) -> None:
         """Messages that wait somewhere in the queue are gone, or leave with their bodies."""

@@ -24,6 +24,7 @@ NO_BODY: Final = bytes(16)
 
 _ENVELOPE: Final = Struct(">BB16sI")
 _SIZE: Final = Struct(">I")
+_SIZES: Final = Struct(">II")
 _LENGTHS: Final = Struct(">II")
 _RETURNS_MAX: Final = (1 << 32) - 1
 
@@ -124,9 +125,16 @@ def weight_of(row: bytes) -> int:
     return weight
 
 
-def plain_rows(payloads: Sequence[bytes], expires_ns: int) -> list[bytes]:
-    """Rows of messages that have nothing but a payload, all at once: about a quarter of what one by one costs."""
+def plain_rows(payloads: Sequence[bytes], expires_ns: int, properties: Sequence[bytes] | None = None) -> list[bytes]:
+    """Rows of messages that have a payload and properties and nothing else, at a quarter of the cost of one by one."""
     start = HEAD.pack(LAYOUT, 0, 0, 1, 0, expires_ns, 0, 0, 0)[: -_SIZE.size]
+    if properties is not None:
+        start = start[: -_SIZE.size]
+        pack = _SIZES.pack
+        return [
+            start + pack(len(own), len(payload)) + own + payload
+            for own, payload in zip(properties, payloads, strict=True)
+        ]
     heads = {size: start + _SIZE.pack(size) for size in {len(payload) for payload in payloads}}
     return [heads[len(payload)] + payload for payload in payloads]
 

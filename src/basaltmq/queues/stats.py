@@ -35,6 +35,9 @@ FIELDS: Final = (
     "returned_ns",
     "floor_ns",
 )
+DURABLE_FIELDS: Final = 5
+"""The first of them are about what is on disk and change with it; the others are totals."""
+
 _ROW: Final = Struct(f">B{len(FIELDS)}Q")
 _ROW_1: Final = Struct(f">B{len(FIELDS) - 2}Q")
 
