@@ -21,6 +21,7 @@ _CHUNK_BYTES: Final = 4 << 20
 
 def copy_lane(lane: Lane, target: Path) -> None:
     """Put a copy of `lane` into the directory `target`, which is made."""
+    lane.write_gathered()
     end = lane.end
     segments = [(segment, segment.state) for segment in lane.segments() if segment.start <= end]
     target.mkdir(parents=True)

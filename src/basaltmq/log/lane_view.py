@@ -40,6 +40,7 @@ class LaneView(Lane):
         self.options = options or LaneOptions()
         self._files = SegmentFiles(self.options.read_files_max)
         self._lock = threading.Lock()
+        self._gathered = []
         self._segments = []
         self._starts = []
         self._end = 0
@@ -157,7 +158,7 @@ class LaneView(Lane):
     def close(self) -> None:
         self._files.close()
 
-    def append(self, parts: Sequence[bytes], size_bytes: int, now_ms: int | None = None) -> int:
+    def append(self, parts: Sequence[bytes], size_bytes: int, now_ms: int | None = None, gather: bool = False) -> int:
         self._refuse()
 
     def sync(self) -> None:

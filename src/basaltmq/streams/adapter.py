@@ -6,7 +6,7 @@ One interface, three engines (`memory`, `rocksdb`, `segment`), one behaviour sui
   retention emptied the shard, not after a crash, not when the clock goes back.
 - `write` and `batch_write` return when the batch is applied, as one. What it takes until the level asked for holds
   is `wait` (blocks a thread) or `confirmed` (a future of the running loop). At `synced`, nobody sees the records
-  before somebody waited: confirmation drives the sync.
+  before somebody waited, and until then a crash of the process may take them: confirmation drives the sync.
 - Readers see offsets below the high watermark only: the first offset of the oldest write that asked for `synced` and is
   not there yet; without such a write, the next offset.
 - Reading before the start offset is an error that names what is kept; at or above the high watermark it is empty.

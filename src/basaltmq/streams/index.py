@@ -592,6 +592,8 @@ class StreamIndex:
         for lane, position in self._checkpoints.items():
             batch.put(FAMILY, keys.log_checkpoint_key(lane), _POSITION.pack(position))
         for lane, log in self._logs.items():
+            # No entry reaches the store before its frame is in the log.
+            log.write_gathered()
             batch.put(FAMILY, keys.log_synced_key(lane), _POSITION.pack(log.synced_position))
         if len(batch):
             self._store.write(batch, wal=False)

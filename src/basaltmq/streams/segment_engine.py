@@ -1,6 +1,7 @@
 """The segment engine: records in lanes of the commit log, found through the index (SPEC B5, D2..D4).
 
     write   shard's lock ─ encode the frame ─ lane's lock ─ one writev ─ gather its index entry ─ Append
+            at `synced` the writev is left to the sync, which writes the frames of all who wait for it as one
     read    index entries from the offset on ─ pread runs of frames ─ checksums ─ frames, not records
 
 A frame is one batch of one shard. Everything that changes what the index says is a frame in the log too: records,
@@ -17,8 +18,13 @@ lane, index. Levels `memory` and `written` are the same here. High watermarks fo
 Damage found at start is in `damages` and `losses`; a damaged frame met by a reader is an error that names its shard and
 offsets, and the reader can go on behind it.
 
-Budget of a `batch_write` of 100 x 256 B as columns: 16 us for the writev, 3 us for checksums, about 12 us of Python
-with the index's share; plain records cost 60 us more to encode.
+Budget of a `batch_write` of 100 x 256 B as columns: 15 us for the writev (a sync that writes sixteen at once: 9 us
+each), 1.6 us for the checksum, 6 us of Python with the index's share, 1.5 us to write its index row later; plain
+records cost 60 us more to encode. Of the 0.9 ms that sixteen writers wait for each other's sync, the disk has 0.6 ms;
+the rest is sixteen times 8 us, and two threads waking each other. Tried and dropped: two groups in turn, so that one
+encodes while the other syncs (a sync costs 0.35 ms however little it covers, and writes slow down under it); two syncs
+at a time; starting the write-back early; space allocated beforehand (slower syncs), or written with zeros beforehand
+(syncs take half, but every byte is written twice).
 """
 
 from __future__ import annotations
@@ -201,7 +207,7 @@ class SegmentEngine(SegmentReader):
             last = base + batch.count - 1
             if last >= OFFSET_MAX:
                 raise InvalidArgumentError(f"shard {shard} has used up its offsets")
-            lane = self._append(state, batch, base, last, now_ms, words)
+            lane = self._append(state, batch, base, last, now_ms, words, level is _SYNCED)
             state.next_offset = last + 1
             if level is not _SYNCED and not state.unsynced:
                 # Nothing before it waits: visible at once, and no sync has to be told.
@@ -239,9 +245,19 @@ class SegmentEngine(SegmentReader):
         return Append(shard, base, next_offset - 1, Durability.SYNCED, sequence)
 
     def _append(
-        self, state: SegmentShard, batch: ColumnBatch, base: int, last: int, now_ms: int, words: Words
+        self,
+        state: SegmentShard,
+        batch: ColumnBatch,
+        base: int,
+        last: int,
+        now_ms: int,
+        words: Words,
+        waits: bool = False,
     ) -> LogLane:
-        """A frame of records to the log and into the index; the lane it went to. Under the shard's lock."""
+        """A frame of records to the log and into the index; the lane it went to. Under the shard's lock.
+
+        One that `waits` for a sync is promised to nobody before it, and may be written by it.
+        """
         lane = self.lanes[state.lane]
         log = lane.log
         index = self.index
@@ -257,7 +273,7 @@ class SegmentEngine(SegmentReader):
         with lane.lock:
             if index.rows >= index.rows_max:
                 index.flush()
-            position = log.append(parts, size, now_ms)
+            position = log.append(parts, size, now_ms, waits)
             segment = log.active_start
             # As Entry(...) makes it, without the Python around.
             entry = tuple.__new__(

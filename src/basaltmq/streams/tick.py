@@ -47,18 +47,12 @@ class TickSync:
         turn.loop = None
         turn.futures = []
         try:
-            synced = self._group.durable()
+            self._group.resolve_durable(loop, futures)
         except Exception as error:
             _tell(futures, error)
-            return
-        synced.add_done_callback(lambda done: _tell(futures, done.exception()))
 
 
-def _tell(futures: list[asyncio.Future[None]], error: BaseException | None) -> None:
+def _tell(futures: list[asyncio.Future[None]], error: BaseException) -> None:
     for future in futures:
-        if future.done():
-            continue
-        if error is None:
-            future.set_result(None)
-        else:
+        if not future.done():
             future.set_exception(error)

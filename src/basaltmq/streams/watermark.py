@@ -89,12 +89,14 @@ class Watermarks:
         with self._lock:
             covered = self._written
         self._store.sync()
-        moved: list[Visible] = []
+        # One entry per shard, however many of its writes the sync covers.
+        moved: dict[int, Visible] = {}
         with self._lock:
             waiting = self._waiting
             while waiting and waiting[0][0] <= covered:
-                moved.append(waiting.popleft()[1])
-        for shard in moved:
+                shard = waiting.popleft()[1]
+                moved[id(shard)] = shard
+        for shard in moved.values():
             with shard.lock:
                 while shard.unsynced and shard.unsynced[0][0] <= covered:
                     shard.unsynced.popleft()

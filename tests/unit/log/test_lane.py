@@ -114,6 +114,94 @@ def test_an_empty_segment_is_not_rolled_for_its_age(tmp_path: Path) -> None:
     lane.close()
 
 
+def gather(lane: Lane, data: bytes) -> int:
+    return lane.append((data[:8], data[8:]), len(data), gather=True)
+
+
+@pytest.mark.promise("P1")
+def test_gathered_frames_are_written_together_by_the_sync_that_makes_them_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = open_lane(tmp_path)
+    put(lane, b"a" * 16)
+    calls: list[str] = []
+    real_writev, real_fdatasync = os.writev, os.fdatasync
+
+    def writev(fd: int, parts: Sequence[bytes]) -> int:
+        calls.append("writev")
+        return real_writev(fd, parts)
+
+    def fdatasync(fd: int) -> None:
+        calls.append("fdatasync")
+        real_fdatasync(fd)
+
+    monkeypatch.setattr(os, "writev", writev)
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    assert [gather(lane, each * 16) for each in (b"b", b"c", b"d")] == [16, 32, 48]
+    assert (lane.end, lane.segments()[0].path.stat().st_size, calls) == (64, 16, [])
+    lane.sync()
+    assert calls[:2] == ["writev", "fdatasync"]
+    assert lane.synced_position == 64
+    assert lane.segments()[0].path.read_bytes() == b"a" * 16 + b"b" * 16 + b"c" * 16 + b"d" * 16
+    lane.close()
+
+
+@pytest.mark.promise("P1")
+def test_gathered_frames_come_before_what_is_written_after_them(tmp_path: Path) -> None:
+    lane = open_lane(tmp_path)
+    gather(lane, b"a" * 16)
+    put(lane, b"b" * 16)
+    assert lane.segments()[0].path.read_bytes() == b"a" * 16 + b"b" * 16
+    lane.close()
+
+
+def test_gathered_frames_are_read_like_others_and_stay_in_their_segment(tmp_path: Path) -> None:
+    lane = open_lane(tmp_path, segment_bytes=64)
+    gather(lane, b"a" * 40)
+    assert lane.read(0, 40) == b"a" * 40
+    gather(lane, b"b" * 16)
+    assert gather(lane, b"c" * 40) == 56
+    assert [segment.path.stat().st_size for segment in lane.segments()] == [56, 0]
+    assert lane.read(40, 16) == b"b" * 16
+    assert lane.read(56, 40) == b"c" * 40
+    gather(lane, b"d" * 8)
+    lane.close()
+    again = open_lane(tmp_path, segment_bytes=64)
+    assert again.read(96, 8) == b"d" * 8
+    again.close()
+
+
+def test_no_more_is_gathered_than_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_module, "GATHERED_BYTES_MAX", 64)
+    lane = open_lane(tmp_path)
+    path = lane.segments()[0].path
+    for written in (0, 0, 96, 96, 96, 192):
+        gather(lane, bytes(32))
+        assert path.stat().st_size == written
+    lane.close()
+
+
+@pytest.mark.promise("P1")
+def test_a_failed_write_of_gathered_frames_fails_the_sync_and_poisons_the_lane(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = open_lane(tmp_path)
+    gather(lane, b"a" * 16)
+
+    def full(fd: int, parts: Sequence[bytes]) -> int:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, "writev", full)
+    with pytest.raises(DiskFullError):
+        lane.sync()
+    monkeypatch.undo()
+    assert lane.synced_position == 0
+    for refused in (lambda: put(lane, b"b" * 8), lane.sync, lane.write_gathered):
+        with pytest.raises(StorePoisonedError):
+            refused()
+    lane.close()
+
+
 def test_short_writes_and_many_parts_are_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lane = open_lane(tmp_path)
     real = os.writev

@@ -95,6 +95,32 @@ def test_a_full_disk_poisons_the_lane_and_what_was_written_is_there_after_a_reop
     rig.close()
 
 
+@pytest.mark.promise("P1")
+@pytest.mark.promise("P6")
+def test_frames_that_wait_for_a_sync_are_written_before_the_index_knows_them_and_by_the_sync_at_the_latest(
+    tmp_path: Path,
+) -> None:
+    rig = SegmentRig(tmp_path)
+    shard = rig.shard()
+    path = rig.engine.lanes[0].log.segments()[0].path
+    rig.engine.batch_write(shard, (Record(b"one"),), Durability.SYNCED)
+    assert path.stat().st_size == 0
+    rig.engine.index.flush()
+    first = path.stat().st_size
+    assert first == rig.engine.lanes[0].log.end > 0
+    second = rig.engine.batch_write(shard, (Record(b"two"),), Durability.SYNCED)
+    assert (path.stat().st_size, len(rig.drained(shard))) == (first, 0)
+    rig.engine.wait(second)
+    assert path.stat().st_size == rig.engine.lanes[0].log.synced_position > first
+    assert [record.value for record in rig.drained(shard)] == [b"one", b"two"]
+    rig.engine.batch_write(shard, (Record(b"three"),), Durability.SYNCED)
+    rig.engine.batch_write(shard, (Record(b"four"),), Durability.WRITTEN)
+    assert path.stat().st_size == rig.engine.lanes[0].log.end, "a write that waits for no sync takes along what does"
+    before = rig.rows()
+    assert rig.rebuilt() == before
+    rig.close()
+
+
 @pytest.mark.promise("P8")
 def test_a_store_that_stalls_refuses_the_write_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -104,6 +104,8 @@ def test_without_a_word_of_the_writer_a_view_makes_durable_what_it_shows(
     else:
         mark.write_bytes(b"\xff" + mark.read_bytes()[1:])
     writer.put("orders", b"two", wait=False)
+    # In the file, and not synced.
+    writer.engine.lanes[0].log.write_gathered()
     synced: list[str] = []
     real = os.fdatasync
 

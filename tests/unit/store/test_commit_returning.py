@@ -1,0 +1,115 @@
+"""A group waits for the threads that the sync before it told, within bounds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from basaltmq.store import commit as commit_module
+from basaltmq.store.commit import GroupSync
+
+WAIT_S = 30
+
+
+class Disk:
+    """A sync begins, says so, and returns when the test lets it."""
+
+    def __init__(self) -> None:
+        self.syncs = 0
+        self.begun = threading.Semaphore(0)
+        self.allowed = threading.Semaphore(0)
+
+    def sync(self) -> None:
+        self.syncs += 1
+        self.begun.release()
+        assert self.allowed.acquire(timeout=WAIT_S)
+
+    def poison(self, error: BaseException) -> None: ...
+
+    def await_sync(self) -> None:
+        assert self.begun.acquire(timeout=WAIT_S), "no sync began"
+
+
+class SlowTime:
+    """Every sync takes as long as the test waits at most, so that the group may wait as long."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        self.now_s += WAIT_S
+        return self.now_s
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.0001)
+
+
+@pytest.mark.promise("P1")
+def test_threads_told_together_share_the_next_sync_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_module, "RETURN_WAIT_S_MAX", WAIT_S)
+    monkeypatch.setattr(commit_module, "time", SlowTime())
+    disk = Disk()
+    group = GroupSync(disk)
+    again = threading.Semaphore(0)
+
+    def work() -> None:
+        group.wait_durable()
+        assert again.acquire(timeout=WAIT_S)
+        group.wait_durable()
+
+    threads = [threading.Thread(target=group.wait_durable)]
+    threads[0].start()
+    disk.await_sync()
+    for _ in range(3):
+        threads.append(threading.Thread(target=work))
+        threads[-1].start()
+    until(lambda: group._group.threads == 3)
+    disk.allowed.release()
+    disk.await_sync()
+    disk.allowed.release()
+    for back in range(1, 3):
+        again.release()
+        until(lambda back=back: group._group.threads == back)  # type: ignore[misc]
+        assert disk.syncs == 2, "a sync began before all who were told had come back"
+    again.release()
+    disk.await_sync()
+    disk.allowed.release()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert disk.syncs == 3
+    group.close()
+
+
+@pytest.mark.promise("P1")
+def test_a_thread_that_comes_back_alone_is_served_once_the_others_had_their_time() -> None:
+    disk = Disk()
+    for _ in range(1000):
+        disk.allowed.release()
+    group = GroupSync(disk)
+    group._returning.told(5, commit_module.RETURN_WAIT_S_MAX)
+    group.wait_durable()
+    group.wait_durable()
+    assert disk.syncs == 2
+    group.close()
+
+
+def test_threads_that_do_not_come_back_are_not_waited_for_again_and_again() -> None:
+    returning = commit_module._Returning()
+    lock = threading.Lock()
+    group = commit_module._Group()
+    group.threads = 1
+    for missed in range(1, 9):
+        returning._skips = 0
+        returning.told(5, 0.0)
+        returning.wait(lock, group)
+        assert returning._skips == min(1 << missed, commit_module.RETURN_WAITS_SKIPPED_MAX)
+    before = returning._skips
+    returning.wait(lock, group)
+    assert (returning._skips, returning._wanted) == (before - 1, 0)
