@@ -1,0 +1,188 @@
+"""Options of the data source, checked before anything runs.
+
+Names and meanings are those of Spark's Kafka connector, without its `kafka.` settings; `path` says where the data
+is. An option that is not known is refused: a misspelt `endingOffset` would read more than was asked for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from basaltmq.errors import InvalidArgumentError
+from pyspark_basalt.offsets import EARLIEST, LATEST, Offsets, parse_offsets
+
+PARTITION_BYTES: Final = 128 << 20
+"""What one task reads unless told: a second or so of work, and enough tasks of a large topic for every core."""
+
+_READ_NAMES: Final = (
+    "path",
+    "vhost",
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "startingOffsetsByTimestamp",
+    "endingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "maxOffsetsPerTrigger",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "maxBytesPerPartition",
+    "includeHeaders",
+    "failOnDataLoss",
+    "batchRows",
+)
+KNOWN: Final = {name.lower(): name for name in _READ_NAMES}
+
+
+class Bound(msgspec.Struct, frozen=True):
+    """One end of what is read: a place for all, offsets by partition, or a time."""
+
+    place: int = EARLIEST
+    """For partitions that nothing else is said about."""
+    offsets: Offsets = {}
+    timestamp_ms: int | None = None
+    timestamps: Offsets = {}
+
+
+class ReadOptions(msgspec.Struct, frozen=True):
+    """What to read, from where to where, and in which pieces."""
+
+    path: str
+    vhost: str = "/"
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    assign: dict[str, list[int]] | None = None
+    start: Bound = Bound()
+    end: Bound = Bound(place=LATEST)
+    offsets_per_trigger_max: int | None = None
+    partitions_min: int | None = None
+    partition_records_max: int | None = None
+    partition_bytes_max: int = PARTITION_BYTES
+    include_headers: bool = False
+    fail_on_data_loss: bool = True
+    batch_rows: int = 16_384
+    """Rows of an Arrow batch: large enough that its cost is spread thin, small enough for one to be in flight."""
+
+
+def parse(options: Mapping[str, str], *, is_streaming: bool = False) -> ReadOptions:
+    """Read options, checked; InvalidArgumentError says what is wrong with which."""
+    given = {name.lower(): value for name, value in options.items()}
+    for name in given:
+        if name not in KNOWN:
+            near = difflib.get_close_matches(name, KNOWN, n=1)
+            hint = f"; did you mean {KNOWN[near[0]]}?" if near else f"; known are {', '.join(_READ_NAMES)}"
+            raise InvalidArgumentError(f"the basalt source has no option {name!r}{hint}")
+    path = given.get("path", "")
+    if not path:
+        raise InvalidArgumentError('say where the data is: .option("path", "/data/basalt")')
+    which = [name for name in ("subscribe", "subscribepattern", "assign") if name in given]
+    if len(which) != 1:
+        raise InvalidArgumentError(
+            "say what to read with one of subscribe, subscribePattern and assign, not "
+            + (" and ".join(KNOWN[name] for name in which) or "none of them")
+        )
+    start = _bound(given, "starting", LATEST if is_streaming else EARLIEST)
+    if is_streaming:
+        for name in ("endingoffsets", "endingtimestamp", "endingoffsetsbytimestamp"):
+            if name in given:
+                raise InvalidArgumentError(f"{KNOWN[name]} is for batch queries; a stream ends when it is stopped")
+    return ReadOptions(
+        path=path,
+        vhost=given.get("vhost", "/"),
+        topics=_names(given.get("subscribe")),
+        pattern=_pattern(given.get("subscribepattern")),
+        assign=_assign(given.get("assign")),
+        start=start,
+        end=_bound(given, "ending", LATEST),
+        offsets_per_trigger_max=_count(given, "maxoffsetspertrigger"),
+        partitions_min=_count(given, "minpartitions"),
+        partition_records_max=_count(given, "maxrecordsperpartition"),
+        partition_bytes_max=_count(given, "maxbytesperpartition") or PARTITION_BYTES,
+        include_headers=_flag(given, "includeheaders", False),
+        fail_on_data_loss=_flag(given, "failondataloss", True),
+        batch_rows=_count(given, "batchrows") or 16_384,
+    )
+
+
+def _bound(given: Mapping[str, str], side: str, place: int) -> Bound:
+    said = [name for name in (f"{side}offsetsbytimestamp", f"{side}timestamp", f"{side}offsets") if name in given]
+    if len(said) > 1:
+        raise InvalidArgumentError(f"give one of {', '.join(KNOWN[name] for name in said)}, not several")
+    if not said:
+        return Bound(place=place)
+    name, text = said[0], given[said[0]].strip()
+    if name == f"{side}offsets":
+        return _place(KNOWN[name], text, place)
+    if name == f"{side}timestamp":
+        if not text.isdecimal():
+            raise InvalidArgumentError(f"{KNOWN[name]} is milliseconds since 1970, not {text!r:.80}")
+        return Bound(place=place, timestamp_ms=int(text))
+    return Bound(place=place, timestamps=parse_offsets(KNOWN[name], text))
+
+
+def _place(option: str, text: str, place: int) -> Bound:
+    if text.lower() == "earliest":
+        if option == "endingOffsets":
+            raise InvalidArgumentError("endingOffsets cannot be earliest: nothing would be read")
+        return Bound(place=EARLIEST)
+    if text.lower() == "latest":
+        return Bound(place=LATEST)
+    offsets = parse_offsets(option, text)
+    if option == "endingOffsets" and any(at == EARLIEST for of in offsets.values() for at in of.values()):
+        raise InvalidArgumentError("endingOffsets cannot be earliest (-2) for any partition")
+    return Bound(place=place, offsets=offsets)
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return ()
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise InvalidArgumentError("subscribe names one topic or several, with commas between them")
+    return names
+
+
+def _pattern(text: str | None) -> str | None:
+    if text is not None:
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise InvalidArgumentError(f"subscribePattern {text!r:.80} is not a regular expression: {error}") from None
+    return text
+
+
+def _assign(text: str | None) -> dict[str, list[int]] | None:
+    if text is None:
+        return None
+    try:
+        return msgspec.convert(json.loads(text), dict[str, list[int]])
+    except (ValueError, msgspec.ValidationError) as error:
+        raise InvalidArgumentError(
+            f'assign gives partitions by topic, such as {{"orders": [0, 1]}}, not {text!r:.80} ({error})'
+        ) from None
+
+
+def _count(given: Mapping[str, str], name: str) -> int | None:
+    text = given.get(name)
+    if text is None:
+        return None
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise InvalidArgumentError(f"{KNOWN[name]} is a number above 0, not {text!r:.80}")
+    return int(text)
+
+
+def _flag(given: Mapping[str, str], name: str, otherwise: bool) -> bool:
+    text = given.get(name, str(otherwise)).strip().lower()
+    if text not in ("true", "false"):
+        raise InvalidArgumentError(f"{KNOWN[name]} is true or false, not {text!r:.80}")
+    return text == "true"

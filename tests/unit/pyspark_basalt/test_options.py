@@ -1,0 +1,84 @@
+"""Options and offsets of the Spark source: what is accepted, what is refused and how it is told."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from basaltmq.errors import InvalidArgumentError
+from pyspark_basalt import offsets
+from pyspark_basalt.offsets import EARLIEST, LATEST
+from pyspark_basalt.options import parse
+
+pytestmark = pytest.mark.spec("F1")
+
+
+def test_kafkas_names_mean_what_they_mean_there_in_any_case() -> None:
+    options = parse(
+        {
+            "path": "/data",
+            "SUBSCRIBE": "orders, clicks,orders",
+            "startingoffsets": '{"orders": {"0": 12, "1": -2}}',
+            "endingOffsets": "latest",
+            "minPartitions": "8",
+            "includeHeaders": "TRUE",
+            "failOnDataLoss": "false",
+        }
+    )
+    assert options.topics == ("orders", "clicks")
+    assert options.start.offsets == {"orders": {0: 12, 1: EARLIEST}}
+    assert options.end.place == LATEST
+    assert (options.partitions_min, options.include_headers, options.fail_on_data_loss) == (8, True, False)
+
+
+def test_a_batch_begins_at_the_earliest_and_a_stream_at_the_latest() -> None:
+    given = {"path": "/data", "subscribe": "orders"}
+    assert parse(given).start.place == EARLIEST
+    assert parse(given, is_streaming=True).start.place == LATEST
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"subscribe": "orders"}, "say where the data is"),
+        ({"path": "/d"}, "one of subscribe, subscribePattern and assign"),
+        ({"path": "/d", "subscribe": "a", "assign": '{"a": [0]}'}, "subscribe and assign"),
+        ({"path": "/d", "subscribe": "a", "endingOffset": "latest"}, "did you mean endingOffsets"),
+        ({"path": "/d", "subscribe": " , "}, "subscribe names one topic"),
+        ({"path": "/d", "subscribePattern": "("}, "not a regular expression"),
+        ({"path": "/d", "assign": '{"a": "0"}'}, "assign gives partitions by topic"),
+        ({"path": "/d", "subscribe": "a", "startingOffsets": "soon"}, "startingOffsets is"),
+        ({"path": "/d", "subscribe": "a", "startingOffsets": '{"a": {"0": -3}}'}, "gives partitions and offsets"),
+        ({"path": "/d", "subscribe": "a", "startingOffsets": '{"a": 3}'}, "gives partitions and offsets"),
+        ({"path": "/d", "subscribe": "a", "endingOffsets": "earliest"}, "cannot be earliest"),
+        ({"path": "/d", "subscribe": "a", "endingOffsets": '{"a": {"0": -2}}'}, "cannot be earliest"),
+        ({"path": "/d", "subscribe": "a", "startingTimestamp": "today"}, "milliseconds since 1970"),
+        ({"path": "/d", "subscribe": "a", "startingTimestamp": "1", "startingOffsets": "latest"}, "give one of"),
+        ({"path": "/d", "subscribe": "a", "minPartitions": "0"}, "number above 0"),
+        ({"path": "/d", "subscribe": "a", "failOnDataLoss": "maybe"}, "true or false"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_and_named(given: dict[str, str], told: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=told):
+        parse(given)
+
+
+def test_a_stream_has_no_end() -> None:
+    with pytest.raises(InvalidArgumentError, match="endingOffsets is for batch queries"):
+        parse({"path": "/d", "subscribe": "a", "endingOffsets": "latest"}, is_streaming=True)
+
+
+def test_the_first_batch_begins_where_it_began_when_it_is_repeated() -> None:
+    first = offsets.initial({"orders": {0: 5}})
+    end = json.loads(json.dumps(offsets.end_of(first, {"orders": {0: 9}})))
+    asked_again = offsets.initial({"orders": {0: 9}})
+    assert offsets.begin_of(asked_again, end) == {"orders": {0: 5}}
+    assert offsets.from_json(end) == {"orders": {0: 9}}
+
+
+def test_a_later_batch_begins_where_the_one_before_ended() -> None:
+    first_end = offsets.end_of(offsets.initial({"orders": {0: 5}}), {"orders": {0: 9}})
+    second_end = offsets.end_of(first_end, {"orders": {0: 12}})
+    assert offsets.begin_of(first_end, second_end) == {"orders": {0: 9}}
+    assert second_end == {"orders": {"0": 12}}

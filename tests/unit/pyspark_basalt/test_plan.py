@@ -1,0 +1,113 @@
+"""What a query reads, planned over a real store without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import basaltmq
+from basaltmq.errors import DataLossError, InvalidArgumentError, TopicNotFoundError
+from basaltmq.streams.view import StreamView
+from pyspark_basalt.options import ReadOptions, parse
+from pyspark_basalt.plan import Piece, limited, partitions_of, pieces, resolve
+from pyspark_basalt.rows import read_piece
+
+pytestmark = pytest.mark.spec("F1")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    with basaltmq.open(tmp_path / "data") as db:
+        orders = db.topic("orders", partitions=2)
+        for partition in (0, 1):
+            orders.append([b"%d" % i for i in range(10 + partition)], partition=partition)
+        db.topic("clicks", partitions=1)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def view(store: Path) -> Iterator[StreamView]:
+    with StreamView.open(store) as opened:
+        yield opened
+
+
+def options(store: Path, **given: str) -> ReadOptions:
+    return parse({"path": str(store), **given})
+
+
+def planned(view: StreamView, asked: ReadOptions) -> list[Piece]:
+    which = partitions_of(view, asked)
+    start = resolve(view, asked.start, which, which_end="from")
+    return pieces(view, start, resolve(view, asked.end, which, which_end="to"), asked)
+
+
+def test_topics_are_found_by_name_pattern_and_assignment(view: StreamView, store: Path) -> None:
+    every = [("clicks", 0), ("orders", 0), ("orders", 1)]
+    assert partitions_of(view, options(store, subscribe="clicks,orders")) == every
+    assert partitions_of(view, options(store, subscribePattern=".*s")) == every
+    assert partitions_of(view, options(store, subscribePattern="order")) == []
+    assert partitions_of(view, options(store, assign='{"orders": [1]}')) == [("orders", 1)]
+
+
+def test_a_missing_topic_or_partition_is_named_with_what_there_is(view: StreamView, store: Path) -> None:
+    with pytest.raises(TopicNotFoundError, match=r"no topic 'oders'.*there are clicks, orders"):
+        partitions_of(view, options(store, subscribe="oders"))
+    with pytest.raises(InvalidArgumentError, match="partitions 0 to 1, and no 2"):
+        partitions_of(view, options(store, assign='{"orders": [2]}'))
+
+
+def test_pieces_cover_the_range_once_whatever_their_number(view: StreamView, store: Path) -> None:
+    for given in ({}, {"minPartitions": "7"}, {"maxRecordsPerPartition": "3"}, {"maxBytesPerPartition": "16"}):
+        found = planned(view, options(store, subscribe="orders", **given))
+        for partition, count in ((0, 10), (1, 11)):
+            covered = [at for p in found if p.partition == partition for at in range(p.begin, p.end)]
+            assert covered == list(range(count)), given
+        assert len(found) == 2 if not given else len(found) > 2
+
+
+def test_offsets_given_are_kept_and_those_outside_refused(view: StreamView, store: Path) -> None:
+    asked = options(
+        store, assign='{"orders": [0]}', startingOffsets='{"orders": {"0": 3}}', endingOffsets='{"orders": {"0": 6}}'
+    )
+    assert planned(view, asked) == [Piece("orders", 0, 3, 6)]
+    with pytest.raises(InvalidArgumentError, match=r"ends at offset 10; it cannot be read from 11"):
+        planned(view, options(store, assign='{"orders": [0]}', startingOffsets='{"orders": {"0": 11}}'))
+    with pytest.raises(InvalidArgumentError, match=r"not read: orders\[1\]"):
+        planned(view, options(store, assign='{"orders": [0]}', startingOffsets='{"orders": {"1": 1}}'))
+
+
+def test_what_retention_removed_is_an_error_or_skipped_as_asked(store: Path) -> None:
+    with basaltmq.open(store) as db:
+        db.topic("orders").delete_before(0, 4)
+    with StreamView.open(store) as view:
+        asked = options(store, assign='{"orders": [0]}', startingOffsets='{"orders": {"0": 1}}')
+        with pytest.raises(DataLossError, match="begins at offset 4: offsets 1 to 3 were removed"):
+            planned(view, asked)
+        lenient = options(
+            store, assign='{"orders": [0]}', startingOffsets='{"orders": {"0": 1}}', failOnDataLoss="false"
+        )
+        assert planned(view, lenient) == [Piece("orders", 0, 4, 10)]
+        batches = list(read_piece(view, Piece("orders", 0, 1, 10), lenient))
+        assert [v for b in batches for v in b.column("offset").to_pylist()] == list(range(4, 10))
+
+
+def test_rows_have_every_column_and_stop_at_the_end_of_the_piece(view: StreamView, store: Path) -> None:
+    asked = options(store, subscribe="orders", includeHeaders="true", batchRows="2")
+    batches = list(read_piece(view, Piece("orders", 1, 2, 7), asked))
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    assert [(r["topic"], r["partition"], r["offset"], r["value"], r["headers"]) for r in rows] == [
+        ("orders", 1, at, b"%d" % at, []) for at in range(2, 7)
+    ]
+
+
+def test_a_trigger_takes_its_share_of_every_partition_and_always_moves() -> None:
+    start = {"a": {0: 0, 1: 100}}
+    latest = {"a": {0: 9_000, 1: 110}}
+    ends = limited(start, latest, 100)
+    assert 0 < ends["a"][0] <= 100
+    assert 100 < ends["a"][1] <= 110
+    assert limited(start, latest, 10_000) == latest
+    while start != latest:
+        start = limited(start, latest, 1_000)

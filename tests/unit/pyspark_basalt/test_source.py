@@ -1,0 +1,62 @@
+"""The stream reader as Spark drives it, without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+import basaltmq
+from pyspark_basalt.options import parse
+from pyspark_basalt.plan import Piece
+from pyspark_basalt.source import StreamReader
+
+pytestmark = pytest.mark.spec("F1")
+
+
+def reader(path: Path, **given: str) -> StreamReader:
+    return StreamReader(parse({"path": str(path), "subscribe": "orders", **given}, is_streaming=True))
+
+
+def test_the_first_batch_is_repeated_from_where_it_began_though_latest_moved_on(tmp_path: Path) -> None:
+    with basaltmq.open(tmp_path) as db:
+        orders = db.topic("orders")
+        orders.append([b"before"])
+        first = reader(tmp_path)
+        start = first.initialOffset()
+        orders.append([b"a", b"b"])
+        end = first.latestOffset(start, ReadAllAvailable())
+        orders.append([b"later"])
+        again = reader(tmp_path)
+        asked_again = again.initialOffset()
+        assert asked_again != start
+        assert [p.value for p in again.partitions(asked_again, end)] == [Piece("orders", 0, 1, 3)]
+
+
+def test_a_limit_is_kept_and_new_partitions_begin_at_their_beginning(tmp_path: Path) -> None:
+    with basaltmq.open(tmp_path) as db:
+        db.topic("orders").append([b"x"] * 10)
+        db.topic("orders-2").append([b"y"] * 4)
+        found = StreamReader(
+            parse(
+                {"path": str(tmp_path), "subscribePattern": "orders.*", "startingOffsets": "earliest"},
+                is_streaming=True,
+            )
+        )
+        start: dict[str, object] = {"orders": {"0": 2}}
+        end = found.latestOffset(start, ReadMaxRows(6))
+        pieces = [p.value for p in found.partitions(start, end)]
+        assert sum(p.end - p.begin for p in pieces) <= 6
+        assert {(p.topic, p.begin) for p in pieces} == {("orders", 2), ("orders-2", 0)}
+
+
+def test_available_now_stops_at_what_was_there(tmp_path: Path) -> None:
+    with basaltmq.open(tmp_path) as db:
+        orders = db.topic("orders")
+        orders.append([b"x"] * 5)
+        found = reader(tmp_path, startingOffsets="earliest")
+        found.prepareForTriggerAvailableNow()
+        orders.append([b"y"] * 5)
+        assert found.latestOffset(found.initialOffset(), ReadAllAvailable())["orders"] == {"0": 5}
+        assert found.reportLatestOffset() == {"orders": {"0": 10}}
