@@ -1,0 +1,167 @@
+"""Who may do what over HTTP: users, tags, permissions, and what strangers get."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.interop.server import Broker
+
+from basaltmq.cli.api_client import ApiClient, path
+from basaltmq.errors import RemoteError
+
+GUEST = "Basic " + base64.b64encode(b"guest:guest").decode()
+ALL = {"configure": ".*", "write": ".*", "read": ".*"}
+
+
+@pytest.fixture
+def api(broker: Broker) -> Iterator[ApiClient]:
+    with contextlib.closing(broker.api()) as client:
+        yield client
+
+
+def refused(status: int, call: Any, *arguments: Any, **named: Any) -> str:
+    with pytest.raises(RemoteError) as caught:
+        call(*arguments, **named)
+    assert caught.value.status == status, caught.value
+    return str(caught.value)
+
+
+@contextlib.contextmanager
+def somebody(broker: Broker, api: ApiClient, name: str, *tags: str, **permission: str) -> Iterator[ApiClient]:
+    """A user with these tags, and with these permissions in the default virtual host if any are given."""
+    api.put(path("users", name), {"password": "secret", "tags": list(tags)})
+    if permission:
+        api.put(path("permissions", "/", name), {"configure": "^$", "write": "^$", "read": "^$", **permission})
+    with contextlib.closing(broker.api(name, "secret")) as client:
+        yield client
+    api.delete(path("users", name))
+
+
+def raw(broker: Broker, target: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", broker.port("admin"), timeout=30)
+    connection.request("GET", target, headers=headers)
+    response = connection.getresponse()
+    answer = (response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
+    connection.close()
+    return answer
+
+
+def test_strangers_get_401_and_a_challenge(broker: Broker) -> None:
+    for headers in ({}, {"Authorization": "Basic !!!"}, {"Authorization": "Bearer x"}, {"Authorization": "Basic eA=="}):
+        status, answered, body = raw(broker, "/api/overview", **headers)
+        assert status == 401
+        assert answered["www-authenticate"].startswith("Basic")
+        assert json.loads(body)["error"] == "not_authorised"
+    with contextlib.closing(broker.api("guest", "wrong")) as client:
+        assert "wrong" in refused(401, client.get, path("overview"))
+    with contextlib.closing(broker.api("nobody", "wrong")) as client:
+        assert "wrong" in refused(401, client.get, path("overview"))
+
+
+def test_users_let_in_from_this_machine_only_are_not_let_in_through_a_proxy(broker: Broker) -> None:
+    assert raw(broker, "/api/whoami", Authorization=GUEST)[0] == 200
+    status, _, body = raw(broker, "/api/whoami", Authorization=GUEST, **{"X-Forwarded-For": "10.0.0.9"})
+    assert status == 401
+    assert b"localhost" in body
+
+
+def test_a_page_of_another_site_cannot_use_a_remembered_password(broker: Broker) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", broker.port("admin"), timeout=30)
+    connection.request("PUT", "/api/vhosts/evil", b"{}", {"Authorization": GUEST, "Sec-Fetch-Site": "cross-site"})
+    assert connection.getresponse().status == 403
+    connection.close()
+
+
+def test_tags_open_what_they_are_for(broker: Broker, api: ApiClient) -> None:
+    with somebody(broker, api, "plain", **ALL) as plain:
+        assert "management" in refused(403, plain.get, path("overview"))
+    with somebody(broker, api, "manager", "management", **ALL) as manager:
+        assert manager.get(path("whoami")) == {"name": "manager", "tags": ["management"]}
+        assert [each["name"] for each in manager.get(path("vhosts"))] == ["/"]
+        assert "monitoring" in refused(403, manager.get, path("nodes"))
+        assert "policymaker" in refused(403, manager.put, path("policies", "/", "p"), {"pattern": "", "definition": {}})
+        for where in (path("users"), path("permissions"), path("definitions")):
+            assert "administrator" in refused(403, manager.get, where)
+        assert "administrator" in refused(403, manager.put, path("vhosts", "mine"))
+    with somebody(broker, api, "maker", "policymaker", **ALL) as maker:
+        maker.put(path("policies", "/", "p"), {"pattern": "^none$", "definition": {"max-length": 1}})
+        maker.delete(path("policies", "/", "p"))
+    with somebody(broker, api, "watcher", "monitoring") as watcher:
+        assert watcher.get(path("nodes"))[0]["running"]
+        assert [each["name"] for each in watcher.get(path("vhosts"))] == ["/"]
+        assert "access" in refused(403, watcher.put, path("queues", "/", "mine"))
+
+
+def test_operations_ask_the_same_permissions_as_over_amqp(broker: Broker, api: ApiClient) -> None:
+    api.put(path("queues", "/", "theirs"))
+    with somebody(
+        broker, api, "limited", "management", configure="^mine", write="^(mine|amq[.]topic)", read="^mine"
+    ) as limited:
+        limited.put(path("queues", "/", "mine"))
+        assert "configure" in refused(403, limited.put, path("queues", "/", "yours"))
+        assert "configure" in refused(403, limited.delete, path("queues", "/", "theirs"))
+        assert "read" in refused(403, limited.post, path("queues", "/", "theirs", "get"), {})
+        assert "read" in refused(403, limited.delete, path("queues", "/", "theirs", "contents"))
+        default = path("exchanges", "/", "amq.default", "publish")
+        assert "write" in refused(403, limited.post, default, {"routing_key": "mine", "payload": ""})
+        assert "read" in refused(403, limited.post, path("bindings", "/", "e", "amq.topic", "q", "mine"), {})
+        topic = path("exchanges", "/", "amq.topic", "publish")
+        assert limited.post(topic, {"routing_key": "a.b", "payload": ""}) == {"routed": False}
+        api.put(
+            path("topic-permissions", "/", "limited"), {"exchange": "amq.topic", "write": "^{username}[.]", "read": ""}
+        )
+        assert "topic 'a.b'" in refused(403, limited.post, topic, {"routing_key": "a.b", "payload": ""})
+        assert limited.post(topic, {"routing_key": "limited.x", "payload": ""}) == {"routed": False}
+        limited.delete(path("queues", "/", "mine"))
+
+
+def test_a_virtual_host_without_permission_is_not_there(broker: Broker, api: ApiClient) -> None:
+    api.put(path("vhosts", "hidden"))
+    with somebody(broker, api, "outside", "management", **ALL) as outside:
+        assert "may see" in refused(404, outside.get, path("queues", "hidden"))
+        assert "may see" in refused(404, outside.get, path("vhosts", "hidden"))
+    api.delete(path("vhosts", "hidden"))
+
+
+def test_users_are_changed_and_never_show_their_password(broker: Broker, api: ApiClient) -> None:
+    api.put(path("users", "carol"), {"password": "first", "tags": "management, monitoring"})
+    shown = api.get(path("users", "carol"))
+    assert shown == {"name": "carol", "tags": ["management", "monitoring"], "has_password": True}
+    api.put(path("users", "carol"), {"password": "second", "tags": ["management"]})
+    with contextlib.closing(broker.api("carol", "first")) as client:
+        refused(401, client.get, path("whoami"))
+    with contextlib.closing(broker.api("carol", "second")) as client:
+        assert client.get(path("whoami"))["tags"] == ["management"]
+    api.put(path("users", "carol"), {"tags": ["monitoring"]})
+    with contextlib.closing(broker.api("carol", "second")) as client:
+        assert client.get(path("whoami"))["tags"] == ["monitoring"]
+        api.delete(path("users", "carol"))
+        refused(401, client.get, path("whoami"))
+    assert "yourself" in refused(400, api.delete, path("users", "guest"))
+    assert refused(404, api.get, path("users", "carol"))
+    assert "not both" in refused(400, api.put, path("users", "x"), {"password": "a", "password_hash": "b"})
+    assert "at least one character" in refused(400, api.put, path("users", "x"), {"password": ""})
+    assert "regular expression" in refused(400, api.put, path("permissions", "/", "guest"), {**ALL, "read": "("})
+    assert refused(404, api.put, path("permissions", "/", "nobody"), ALL)
+
+
+def test_a_body_that_is_not_what_is_wanted_is_told(api: ApiClient) -> None:
+    where = path("queues", "/", "never")
+    for body, said in (
+        (b"{", "body cannot be used"),
+        (b"[]", "Expected `object`"),
+        (b'{"durable": 3}', "durable"),
+        (b"\xff", "body cannot be used"),
+        (b"[" * 100_000, "body cannot be used"),
+    ):
+        assert said in refused(400, api.call, "PUT", where, body)
+    assert "there is none" in refused(400, api.call, "PUT", path("users", "x"), b" ")
+    assert refused(404, api.get, path("queues", "/", "never"))
+    assert "use GET" in refused(405, api.post, path("overview"))
+    assert "/api/docs" in refused(404, api.get, "/api/no/such/thing")

@@ -1,0 +1,103 @@
+"""Definitions: out of one broker and into another, and in from RabbitMQ, passwords included."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.interop.server import Broker, running
+
+from basaltmq.cli.api_client import path
+from basaltmq.errors import RemoteError
+
+RABBIT = Path(__file__).parents[2] / "fixtures" / "rabbitmq_definitions.json"
+
+
+def without_versions(found: dict[str, Any]) -> dict[str, Any]:
+    return {kind: value for kind, value in found.items() if "version" not in kind}
+
+
+def by_text(entries: list[Any]) -> list[bytes]:
+    return sorted(msgspec.json.encode(each, order="sorted") for each in entries)
+
+
+def test_a_broker_becomes_what_rabbitmqs_file_says(broker: Broker) -> None:
+    done = broker.call("POST", path("definitions"), RABBIT.read_bytes())
+    assert done["imported"] == {
+        "vhosts": 2,
+        "users": 3,
+        "permissions": 2,
+        "topic_permissions": 1,
+        "exchanges": 3,
+        "queues": 4,
+        "bindings": 4,
+        "policies": 2,
+        "operator_policies": 1,
+    }
+    assert len(done["skipped"]) == 1
+    assert "federation-upstream" in done["skipped"][0]
+    with contextlib.closing(broker.api("shop", "shop-password")) as shop:
+        assert shop.get(path("whoami"))["tags"] == ["management", "policymaker"]
+        body = {"routing_key": "order.created", "payload": "an order"}
+        assert shop.post(path("exchanges", "shop", "events", "publish"), body) == {"routed": True}
+    orders = broker.call("GET", path("queues", "shop", "orders"))
+    assert orders["messages"] == 1
+    assert orders["arguments"]["x-dead-letter-exchange"] == "dead"
+    assert orders["effective_policy_definition"] == {"max-length": 1000, "message-ttl": 60000}
+    assert broker.call("GET", path("queues", "shop", "audit"))["type"] == "stream"
+    with contextlib.closing(broker.api("shop", "shop-password")) as shop:
+        assert shop.get(path("whoami"))["name"] == "shop", "the hash made anew works as well"
+    with contextlib.closing(broker.api("no-password", "")) as nobody, pytest.raises(RemoteError):
+        nobody.get(path("whoami"))
+
+
+def test_what_is_exported_makes_another_broker_the_same(broker: Broker, tmp_path: Path) -> None:
+    broker.call("POST", path("definitions"), RABBIT.read_bytes())
+    exported = broker.call("GET", path("definitions"))
+    with running(tmp_path / "second") as second:
+        done = second.call("POST", path("definitions"), exported)
+        assert done["skipped"] == []
+        again = second.call("GET", path("definitions"))
+        assert exported.keys() == again.keys()
+        for kind in without_versions(exported):
+            if isinstance(exported[kind], list):
+                assert by_text(again[kind]) == by_text(exported[kind]), kind
+        with contextlib.closing(second.api("shop", "shop-password")) as shop:
+            assert shop.get(path("whoami"))["name"] == "shop"
+
+
+def test_one_virtual_host_is_exported_and_imported_under_another_name(broker: Broker) -> None:
+    broker.call("POST", path("definitions"), RABBIT.read_bytes())
+    exported = broker.call("GET", path("definitions", "shop"))
+    assert not any("vhost" in each for each in exported["queues"])
+    assert "users" not in exported
+    broker.call("PUT", path("vhosts", "copy"), {})
+    assert broker.call("POST", path("definitions", "copy"), exported)["skipped"] == []
+    ours = {each["name"] for each in broker.call("GET", path("queues", "copy"))}
+    assert ours == {each["name"] for each in broker.call("GET", path("queues", "shop"))}
+    with pytest.raises(RemoteError, match="whole broker"):
+        broker.call("POST", path("definitions", "copy"), {"users": [{"name": "x"}]})
+
+
+def test_what_cannot_be_taken_is_told_and_the_rest_is(broker: Broker) -> None:
+    given = {
+        "users": [{"name": "odd", "password_hash": "AAAA", "hashing_algorithm": "rabbit_password_hashing_md5"}],
+        "permissions": [{"user": "guest", "vhost": "nowhere", "configure": "", "write": "", "read": ""}],
+        "queues": [
+            {"name": "bad", "vhost": "/", "arguments": {"x-max-length": "many"}},
+            {"name": "good", "vhost": "/"},
+            {"name": "lost", "vhost": "nowhere"},
+            {"name": "homeless"},
+        ],
+        "bindings": [{"source": "nothing", "vhost": "/", "destination": "good"}],
+    }
+    done = broker.call("POST", path("definitions"), given)
+    assert done["imported"] == {"queues": 1}
+    told = "\n".join(done["skipped"])
+    for part in ("user 'odd'", "md5", "queue 'bad'", "x-max-length", "'nowhere'", "names no vhost", "'nothing'"):
+        assert part in told, part
+    with pytest.raises(RemoteError, match="queues"):
+        broker.call("POST", path("definitions"), {"queues": "none"})
