@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -33,7 +34,7 @@ from basaltmq.broker.properties import (
     properties_start,
 )
 from basaltmq.broker.queue import BrokerQueue
-from basaltmq.errors import OffsetOutOfRangeError, PreconditionFailedError
+from basaltmq.errors import BasaltError, OffsetOutOfRangeError, PreconditionFailedError, StoreStalledError
 from basaltmq.log.record import Record
 from basaltmq.store.api import Store
 from basaltmq.store.directory import QUARANTINE
@@ -51,6 +52,9 @@ OFFSET_HEADER: Final = "x-stream-offset"
 READ_MAX: Final = 256
 READ_BYTES: Final = 1 << 20
 """One read for one consumer; further ones wait for their turn."""
+
+STALL_RETRY_S: Final = 0.02
+"""Between two tries while the store is behind."""
 
 LOG: Final = "log"
 """The directory of the streams' log beside the store's."""
@@ -93,18 +97,46 @@ def with_offset(envelope: bytes, offset: int) -> bytes:
 
 
 class Stream:
-    """One stream queue that is open: its shard, and its consumers' places."""
+    """One stream queue that is open: its shard, and its consumers' places.
 
-    __slots__ = ("_engine", "_queue", "_shard")
+    What the store is too far behind to take waits here, in order, and is tried again; its publishers wait for their
+    confirms meanwhile.
+    """
+
+    __slots__ = ("_engine", "_queue", "_shard", "_waiting")
 
     def __init__(self, queue: BrokerQueue, engine: StorageAdapter, shard: int) -> None:
         self._queue = queue
         self._engine = engine
         self._shard = shard
+        self._waiting: deque[tuple[list[Record], asyncio.Future[None]]] = deque()
 
     def append(self, messages: Sequence[tuple[bytes, bytes]]) -> asyncio.Future[None]:
         records = [Record(body, headers=((ENVELOPE, envelope),)) for envelope, body in messages]
+        if not self._waiting:
+            try:
+                return self._write(records)
+            except StoreStalledError:
+                asyncio.get_running_loop().call_later(STALL_RETRY_S, self._try_again)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((records, future))
+        return future
+
+    def _write(self, records: list[Record]) -> asyncio.Future[None]:
         return self._engine.confirmed(self._engine.batch_write(self._shard, records))
+
+    def _try_again(self) -> None:
+        while self._waiting:
+            records, future = self._waiting[0]
+            try:
+                self._write(records).add_done_callback(partial(_pass_on, future))
+            except StoreStalledError:
+                asyncio.get_running_loop().call_later(STALL_RETRY_S, self._try_again)
+                return
+            except BasaltError as error:
+                if not future.done():
+                    future.set_exception(error)
+            self._waiting.popleft()
 
     def depth(self) -> int:
         return self._engine.shard_info(self._shard).records
@@ -163,6 +195,16 @@ class Stream:
             self._queue.delivered += len(deliveries)
             consumer.sink.deliver(consumer, deliveries)
         return moved and consumer.can_take() and consumer.offset < batch.high_watermark
+
+
+def _pass_on(future: asyncio.Future[None], done: asyncio.Future[None]) -> None:
+    if future.done() or done.cancelled():
+        return
+    error = done.exception()
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
 
 
 def _envelope(record: Record) -> bytes:

@@ -1,0 +1,219 @@
+"""Stream queues: appended once, read by anybody from anywhere, never consumed."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.broker.rig import (
+    PERSISTENT,
+    BrokenStore,
+    Clock,
+    FakePublisher,
+    FakeSink,
+    headers_of,
+    props,
+    publish,
+    run,
+    settlement,
+    turns,
+    until,
+)
+
+from basaltmq.broker import properties
+from basaltmq.broker.amqp_table import Timestamp
+from basaltmq.broker.stream_queue import with_offset
+from basaltmq.broker.vhost import VHost
+from basaltmq.errors import PreconditionFailedError
+from basaltmq.store.memory import MemoryStore
+from basaltmq.store.open import open_store
+
+STREAM = {"x-queue-type": "stream"}
+
+
+async def filled(vhost: VHost, count: int = 10, name: str = "s") -> None:
+    vhost.declare_queue(name, durable=True, arguments=STREAM)
+    publisher = FakePublisher()
+    publish(vhost, publisher, name, *(b"%d" % number for number in range(count)))
+    await until(lambda: len(publisher.told) == count)
+    assert publisher.numbers() == list(range(1, count + 1))
+
+
+async def read(vhost: VHost, count: int, wanted: Any, name: str = "s") -> list[bytes]:
+    sink = FakeSink(vhost, ack=True)
+    arguments = {} if wanted is None else {"x-stream-offset": wanted}
+    consumer = vhost.subscribe(name, sink, tag="c", prefetch=3, arguments=arguments)
+    await until(lambda: len(sink.got) >= count)
+    await turns(20)
+    consumer.cancel()
+    return sink.payloads()
+
+
+@pytest.mark.spec("B1")
+def test_every_consumer_reads_everything_from_where_it_asked_to_begin() -> None:
+    clock = Clock()
+
+    async def test(vhost: VHost) -> None:
+        await filled(vhost, 5)
+        clock.pass_ms(3_600_000)
+        publisher = FakePublisher()
+        publish(vhost, publisher, "s", b"5", b"6")
+        await until(lambda: len(publisher.told) == 2)
+        everything = [b"%d" % number for number in range(7)]
+        assert await read(vhost, 7, "first") == everything
+        assert await read(vhost, 7, "first") == everything, "reading takes nothing away"
+        assert await read(vhost, 1, "last") == [b"6"]
+        assert await read(vhost, 4, 3) == everything[3:]
+        assert await read(vhost, 7, 0) == everything
+        assert await read(vhost, 2, "30m") == [b"5", b"6"]
+        assert await read(vhost, 2, Timestamp(clock.now_ns // 1_000_000_000 - 60)) == [b"5", b"6"]
+        assert await read(vhost, 0, None) == []
+        assert vhost.declare_queue("s", passive=True).messages == 7
+
+    run(test, clock=clock)
+
+
+def test_deliveries_say_their_offset_and_respect_credit() -> None:
+    async def test(vhost: VHost) -> None:
+        await filled(vhost, 5)
+        sink = FakeSink(vhost)
+        consumer = vhost.subscribe("s", sink, tag="c", prefetch=2, arguments={"x-stream-offset": "first"})
+        await turns()
+        assert [headers_of(each)["x-stream-offset"] for each in sink.got] == [0, 1]
+        vhost.settle([settlement("s", sink.got[0])])
+        consumer.credit(1)
+        await until(lambda: len(sink.got) == 3)
+        await turns()
+        assert len(sink.got) == 3
+
+    run(test)
+
+
+def test_a_waiting_consumer_gets_what_comes() -> None:
+    async def test(vhost: VHost) -> None:
+        await filled(vhost, 2)
+        sink = FakeSink(vhost, ack=True)
+        vhost.subscribe("s", sink, tag="c", prefetch=10)
+        publish(vhost, FakePublisher(), "s", b"new")
+        await until(lambda: sink.payloads() == [b"new"])
+
+    run(test)
+
+
+def test_what_a_stream_cannot_do_is_refused() -> None:
+    async def test(vhost: VHost) -> None:
+        await filled(vhost, 1)
+        sink = FakeSink(vhost)
+        with pytest.raises(PreconditionFailedError, match="prefetch"):
+            vhost.subscribe("s", sink, tag="c")
+        with pytest.raises(PreconditionFailedError, match="acknowledge"):
+            vhost.subscribe("s", sink, tag="c", prefetch=1, no_ack=True)
+        for wrong in ("soon", -1, True, 1.5):
+            with pytest.raises(PreconditionFailedError, match="x-stream-offset"):
+                vhost.subscribe("s", sink, tag="c", prefetch=1, arguments={"x-stream-offset": wrong})
+        with pytest.raises(PreconditionFailedError):
+            vhost.get("s")
+        with pytest.raises(PreconditionFailedError):
+            vhost.purge_queue("s")
+        assert len(vhost.queues.by_name["s"].consumers) == 0
+
+    run(test)
+
+
+@pytest.mark.promise("P10")
+def test_a_stream_survives_and_a_deleted_one_does_not() -> None:
+    store = MemoryStore()
+
+    async def before(vhost: VHost) -> None:
+        await filled(vhost, 3)
+        await filled(vhost, 3, "gone")
+        vhost.bind_queue("s", "amq.topic", "#")
+        vhost.delete_queue("gone")
+        vhost.declare_queue("gone", durable=True, arguments=STREAM)
+
+    async def after(vhost: VHost) -> None:
+        assert await read(vhost, 3, "first") == [b"0", b"1", b"2"]
+        assert vhost.declare_queue("gone", passive=True).messages == 0
+        publisher = FakePublisher()
+        publish(vhost, publisher, "any.key", b"routed", exchange="amq.topic")
+        await until(lambda: publisher.numbers() == [1])
+        assert await read(vhost, 1, "last") == [b"routed"]
+
+    run(before, store)
+    run(after, store)
+
+
+def test_a_fan_out_reaches_queues_and_streams_with_one_confirm() -> None:
+    async def test(vhost: VHost) -> None:
+        await filled(vhost, 0)
+        vhost.declare_queue("q", durable=True)
+        for name in ("s", "q"):
+            vhost.bind_queue(name, "amq.fanout", "")
+        publisher = FakePublisher()
+        publish(vhost, publisher, "", b"x" * 300, exchange="amq.fanout")
+        await until(lambda: publisher.numbers() == [1])
+        assert vhost.get("q") is not None
+        assert await read(vhost, 1, "first") == [b"x" * 300]
+
+    run(test)
+
+
+def test_a_store_that_is_behind_delays_and_doubles_nothing() -> None:
+    store = BrokenStore()
+
+    async def test(vhost: VHost) -> None:
+        await filled(vhost, 1)
+        publisher = FakePublisher()
+        store.stall = True
+        publish(vhost, publisher, "s", b"1")
+        await turns(20)
+        publish(vhost, publisher, "s", b"2", first=2)
+        await turns(20)
+        assert publisher.told == []
+        store.stall = False
+        await until(lambda: publisher.numbers() == [1, 2])
+        assert await read(vhost, 3, "first") == [b"0", b"1", b"2"]
+
+    run(test, store)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\0\0",
+        PERSISTENT,
+        props({"a": 1}),
+        props({"x-stream-offset": "forged"}, content_type="text/plain", content_encoding="gzip"),
+        props(content_type="text/plain", content_encoding="gzip", message_id="m"),
+    ],
+)
+def test_the_offset_is_put_among_the_headers_and_nothing_else_changes(raw: bytes) -> None:
+    before = properties.parse(raw)
+    exchange, key, after_raw = properties.open_envelope(with_offset(properties.seal("ex", "key", raw), 77))
+    properties.peek(after_raw)
+    after = properties.parse(after_raw)
+    assert (exchange, key) == ("ex", "key")
+    assert after.headers == {**before.headers, "x-stream-offset": 77}
+    after.headers_raw = before.headers_raw
+    assert after == before
+
+
+def test_streams_are_kept_in_a_log_beside_a_store_on_disk(tmp_path: Path) -> None:
+    async def whole() -> None:
+        for turn in range(2):
+            store = open_store(tmp_path / "store")
+            vhost = VHost("/", store, path=tmp_path / "store")
+            vhost.start()
+            if turn == 0:
+                vhost.declare_queue("s", durable=True, arguments={**STREAM, "x-max-length-bytes": 1 << 20})
+                publisher = FakePublisher()
+                publish(vhost, publisher, "s", *(b"%d" % number for number in range(50)))
+                await until(lambda told=publisher.told: len(told) == 50)  # type: ignore[misc]
+            assert await read(vhost, 50, "first") == [b"%d" % number for number in range(50)]
+            await vhost.close()
+            store.close()
+        assert (tmp_path / "store" / "log").is_dir()
+
+    asyncio.run(whole())
