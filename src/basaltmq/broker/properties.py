@@ -135,7 +135,7 @@ def _peek(raw: bytes) -> Peek:
     if flags & _UNUSED:
         raise MalformedPropertiesError(f"properties with flags {flags:#06x}: bits 0 and 1 are not used by AMQP 0-9-1")
     delivery_mode, priority = 1, 0
-    expiration_ms: int | None = None
+    expiration: bytes | None = None
     user_id: bytes | None = None
     at = 2
     try:
@@ -158,7 +158,7 @@ def _peek(raw: bytes) -> Peek:
         if flags & HAS_EXPIRATION:
             start = at + 1
             at = start + raw[at]
-            expiration_ms = parse_expiration(raw[start:at])
+            expiration = raw[start:at]
         if flags & HAS_MESSAGE_ID:
             at += 1 + raw[at]
         if flags & HAS_TIMESTAMP:
@@ -179,6 +179,7 @@ def _peek(raw: bytes) -> Peek:
         raise MalformedPropertiesError(f"the headers of a message are malformed: {error}") from None
     if at != end:
         raise _wrong_length(flags, end)
+    expiration_ms = None if expiration is None else parse_expiration(expiration)
     return Peek(delivery_mode, priority, expiration_ms, user_id, flags & HAS_HEADERS != 0, flags & HAS_REPLY_TO != 0)
 
 

@@ -43,6 +43,9 @@ LEASE_MAX: Final = 256
 LEASE_BYTES: Final = 4 << 20
 """What those may weigh: with large messages fewer are taken at once."""
 
+LEASE_FIRST: Final = 8
+"""Taken at once from a queue of which nobody knows yet what its messages weigh."""
+
 _SMALLER: Final = ("ttl_ms", "expires_ms", "length_max", "bytes_max", "delivery_limit", "age_ms_max")
 """Settings of which the smaller one counts where argument and policy both say something."""
 
@@ -177,7 +180,7 @@ class BrokerQueue:
         self.stream: Any = None
         self.has_ready = True
         """False once the plane had nothing more; it tells when there is something again."""
-        self.lease_max = LEASE_MAX
+        self.lease_max = LEASE_FIRST
         self.published = self.delivered = self.redelivered = self.acked = self.returned = 0
         self.consumers = Consumers(
             single_active=settings.single_active, wake=lambda: wake(self), removed=lambda consumer: left(self, consumer)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import socket
 import ssl
 from collections.abc import Callable
 from functools import partial
@@ -79,10 +80,17 @@ class Server:
         listener = await self.loop.create_server(
             lambda: Connection(self), host, port, ssl=tls, backlog=BACKLOG, reuse_address=True
         )
+        self._add(listener)
+        return [(each.getsockname()[0], each.getsockname()[1]) for each in listener.sockets]
+
+    async def listen_on(self, sock: socket.socket, *, tls: ssl.SSLContext | None = None) -> None:
+        """Listen on a socket that is bound already."""
+        self._add(await self.loop.create_server(lambda: Connection(self), sock=sock, ssl=tls, backlog=BACKLOG))
+
+    def _add(self, listener: asyncio.AbstractServer) -> None:
         self._listeners.append(listener)
         if self._sweeper is None:
             self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
-        return [(each.getsockname()[0], each.getsockname()[1]) for each in listener.sockets]
 
     async def close(self, reason: str = "the broker is shutting down") -> None:
         """Accept nobody more, tell clients to go, and cut off those who do not answer."""
