@@ -22,6 +22,7 @@ BENCHES: Final = [
     "catalog",
     "fairness",
     "log",
+    "grpc",
     "log_read",
 ]
 

@@ -45,6 +45,7 @@ from basaltmq.queues.long_operations import LongOperations
 from basaltmq.queues.message import Message
 from basaltmq.queues.paging import MemoryBudget, PagingLimits
 from basaltmq.queues.queue import Queue, Shared, check_visibility
+from basaltmq.queues.reclaim import Reclaim
 from basaltmq.queues.redrive import Wanted
 from basaltmq.queues.runtime_config import RuntimeConfig, Setting, SettingsPage
 from basaltmq.queues.stats import QueueStats
@@ -85,10 +86,12 @@ class QueuePlane:
         self._changes = Changes(store, commit, clock_ns, written=self._written, follow_up=self._follow_up)
         self._lock = self._changes.lock
         tokens = Tokens.open(store)
+        content = Content(store)
         self._shared = Shared(
             store=store,
             ids=ids or Ids(clock_ns),
-            content=Content(store),
+            content=content,
+            reclaim=Reclaim(store, content),
             tokens=tokens,
             places=Places.open(store),
             lease_expiry=LeaseExpiry(store, tokens),
@@ -206,7 +209,10 @@ class QueuePlane:
     def fairness_keys(self, name: str) -> tuple[int, list[FairnessKey]]:
         """How many fairness keys have something ready, and how they stand (the first of them, if they are many)."""
         with self._lock:
-            return fairness_keys(self._queue(name), self._clock_ns())
+            queue = self._queue(name)
+            found = fairness_keys(queue, self._clock_ns())
+            self._line_up_again(queue)
+            return found
 
     def throttle_keys(self) -> list[ThrottleKey]:
         """How throttles stand (the first of them, if they are many)."""
@@ -394,7 +400,10 @@ class QueuePlane:
     def browse_page(self, name: str, count: int = 100, *, after: bytes = b"") -> tuple[list[Message], bytes]:
         """Ready messages in key order, nothing changed, and what to go on `after`."""
         with self._lock:
-            return self._queue(name).browse(count, after)
+            queue = self._queue(name)
+            found = queue.browse(count, after)
+            self._line_up_again(queue)
+            return found
 
     def purge(self, name: str) -> int:
         """Delete everything that is ready; how many that were. Leased and delayed messages stay."""
@@ -460,6 +469,12 @@ class QueuePlane:
         self._due.bring_back_to_limits()
         self._loaded.evict()
         self._due.tell_deadline()
+
+    def _line_up_again(self, queue: Queue) -> None:
+        """Whoever looked at the whole of a queue took its parked messages out of the line for tokens; a consumer that
+        waits tries again, and they are parked again."""
+        if queue.throttling is not None:
+            self._wake(queue.name)
 
     def _written(self, change: Change) -> None:
         """Tell those who wait for the queues in which the change made messages ready."""

@@ -8,16 +8,14 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from grpc import RpcMethodHandler
-
 from basaltmq.errors import BasaltError, InvalidArgumentError, LimitExceededError, StaleLeaseError, StoreClosedError
 from basaltmq.ids import ID_BYTES
 from basaltmq.protocols.basalt_grpc.attendances import Attendances
 from basaltmq.protocols.basalt_grpc.drafts import drafts_of
+from basaltmq.protocols.basalt_grpc.lease_answer import lease_answer
 from basaltmq.protocols.basalt_grpc.produce import Produce
 from basaltmq.protocols.fila.access import Caller
 from basaltmq.protocols.fila.calls import Calls, queue_name
-from basaltmq.protocols.fila.service import opened
 from basaltmq.protocols.fila.takers import Takers
 from basaltmq.protocols.fila.tick import Tick
 from basaltmq.queues.config import DURATION_MS_MAX
@@ -25,6 +23,7 @@ from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.leases import LEASE_MAX
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.wire import basalt_pb2 as wire
+from grpc import RpcMethodHandler
 
 SERVICE: Final = "basalt.v1.Queues"
 
@@ -80,7 +79,7 @@ class QueuesService:
         self._require_room()
         return wire.EnqueueBatchResponse(ids=await self._tick.enqueue(queue, drafts_of(request)))
 
-    async def lease(self, request: wire.LeaseRequest, caller: Caller) -> wire.LeaseResponse:
+    async def lease(self, request: wire.LeaseRequest, caller: Caller) -> bytes:
         queue = queue_name(request.queue)
         caller.require("consume", queue)
         count = request.max or 1
@@ -94,19 +93,17 @@ class QueuesService:
             queue, count, request.consumer or caller.peer, visibility_ms, min(request.wait_ms, WAIT_MS_MAX)
         )
         if not found:
-            return wire.LeaseResponse()
+            return b""
         token = found[0].token
         if attendance is not None:
             if attendance.number not in self._attendances:
                 with suppress(BasaltError):
                     self._plane.release(queue, token)
-                return wire.LeaseResponse()
+                return b""
             now_ns = self._clock_ns()
             self._attendances.sweep(attendance, now_ns)
             self._attendances.leased(attendance, queue, token, len(found), now_ns + visibility_ms * _MS)
-        has_priorities = bool(self._plane.get(queue).priorities_max)
-        messages = [_message(each, has_priorities) for each in found]
-        return wire.LeaseResponse(token=token, messages=messages, visibility_ms=visibility_ms)
+        return lease_answer(found, visibility_ms)
 
     async def _take(self, queue: str, count: int, consumer: str, visibility_ms: int, wait_ms: int) -> list[Delivery]:
         found = await self._takers.take(queue, count, consumer=consumer, visibility_ms=visibility_ms, timeout_s=0)
@@ -201,17 +198,3 @@ def _ids(given: Sequence[bytes]) -> list[bytes] | None:
         if len(each) != ID_BYTES:
             raise InvalidArgumentError(f"a message id is {ID_BYTES} bytes, not {len(each)}")
     return ids or None
-
-
-def _message(delivery: Delivery, has_priorities: bool) -> wire.Message:
-    message = opened(delivery, has_priorities=has_priorities)
-    return wire.Message(
-        id=message.id,
-        payload=message.payload,
-        headers=message.headers,
-        fairness_key=message.fairness_key,
-        weight=message.weight,
-        attempts=message.attempts,
-        priority=message.priority,
-        enqueued_ns=message.enqueued_ns,
-    )

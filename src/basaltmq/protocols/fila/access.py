@@ -10,7 +10,7 @@ A key that is sent is always checked, and then counts: a caller with a key may d
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from ipaddress import ip_address
 from typing import Final, Literal
 from urllib.parse import unquote
@@ -27,13 +27,20 @@ _WHAT: Final[dict[Kind, str]] = {"produce": "enqueue to", "consume": "consume fr
 class Caller:
     """Who makes a call. Asked again and again by calls that last: keys are revoked meanwhile."""
 
-    __slots__ = ("_key", "_keys", "peer")
+    __slots__ = ("_key", "_keys", "_peer", "_peer_of")
 
-    def __init__(self, keys: ApiKeys, key: ApiKey | None, peer: str) -> None:
+    def __init__(self, keys: ApiKeys, key: ApiKey | None, peer: Callable[[], str]) -> None:
         self._keys = keys
         self._key = key
-        self.peer = peer
-        """The connection, as gRPC names it."""
+        self._peer_of = peer
+        self._peer: str | None = None
+
+    @property
+    def peer(self) -> str:
+        """The connection, as gRPC names it. Asked for once: it costs as much as the rest of this class."""
+        if self._peer is None:
+            self._peer = self._peer_of()
+        return self._peer
 
     def require(self, kind: Kind, queue: str) -> None:
         """Raise unless the caller may do this with the queue, at this moment."""
@@ -76,7 +83,7 @@ class Access:
         self.keys = keys
         self.mode = mode
 
-    def caller(self, metadata: Iterable[tuple[str, str | bytes]] | None, peer: str) -> Caller:
+    def caller(self, metadata: Iterable[tuple[str, str | bytes]] | None, peer: Callable[[], str]) -> Caller:
         """Who makes a call with this metadata; AuthenticationError if that cannot be known."""
         for name, value in metadata or ():
             if name == "authorization":
@@ -84,7 +91,7 @@ class Access:
                 if text[: len(_BEARER)].lower() != _BEARER:
                     raise AuthenticationError("the authorization of a call is 'Bearer' and an API key")
                 return Caller(self.keys, self.keys.authenticate(text[len(_BEARER) :].strip()), peer)
-        if self.mode == "open" or (self.mode == "loopback" and is_loopback(peer)):
+        if self.mode == "open" or (self.mode == "loopback" and is_loopback(peer())):
             return Caller(self.keys, None, peer)
         raise AuthenticationError("the call has no API key; send 'authorization: Bearer <key>'")
 

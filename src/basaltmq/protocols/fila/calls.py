@@ -10,25 +10,24 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
-import grpc
 from google.protobuf.message import Message
-from grpc import RpcMethodHandler
 from grpc.aio import ServicerContext
 
+import grpc
 from basaltmq.errors import InvalidArgumentError
 from basaltmq.protocols.fila.access import Access, Caller
 from basaltmq.protocols.fila.status import abort, is_abort
+from grpc import RpcMethodHandler
 
 Q = TypeVar("Q", bound=Message)
 R = TypeVar("R", bound=Message)
 Q_contra = TypeVar("Q_contra", bound=Message, contravariant=True)
-R_co = TypeVar("R_co", bound=Message, covariant=True)
 
 
-class Unary(Protocol[Q_contra, R_co]):
-    """One request, one answer."""
+class Unary(Protocol[Q_contra]):
+    """One request, one answer, which the handler may have encoded itself."""
 
-    def __call__(self, request: Q_contra, caller: Caller, /) -> Awaitable[R_co]: ...
+    def __call__(self, request: Q_contra, caller: Caller, /) -> Awaitable[Message | bytes]: ...
 
 
 class Calls:
@@ -39,8 +38,8 @@ class Calls:
         self.open = 0
         """Calls that run."""
 
-    def unary(self, request: type[Q], handler: Unary[Q, Message]) -> RpcMethodHandler[Any, Any]:
-        async def call(asked: Q, context: ServicerContext[Any, Any]) -> Message:
+    def unary(self, request: type[Q], handler: Unary[Q]) -> RpcMethodHandler[Any, Any]:
+        async def call(asked: Q, context: ServicerContext[Any, Any]) -> Message | bytes:
             self.open += 1
             try:
                 return await handler(asked, self._caller(context))
@@ -95,11 +94,11 @@ class Calls:
         return grpc.stream_stream_rpc_method_handler(call, _reader(request), _serialized)
 
     def _caller(self, context: ServicerContext[Any, Any]) -> Caller:
-        return self._access.caller(context.invocation_metadata(), context.peer())
+        return self._access.caller(context.invocation_metadata(), context.peer)
 
 
-def _serialized(message: Message) -> bytes:
-    return message.SerializeToString()
+def _serialized(answer: Message | bytes) -> bytes:
+    return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
 
 def _reader(request: type[Q]) -> Callable[[bytes], Q]:

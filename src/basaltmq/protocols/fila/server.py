@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
-from grpc import ServerCredentials
-
 from basaltmq.errors import InvalidConfigError
 from basaltmq.protocols.basalt_grpc.service import SERVICE as QUEUES_SERVICE
 from basaltmq.protocols.basalt_grpc.service import QueuesService
@@ -34,6 +32,7 @@ from basaltmq.protocols.fila.takers import Takers
 from basaltmq.protocols.fila.tick import Tick
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.commit import GroupCommit
+from grpc import ServerCredentials
 
 REQUEST_BYTES_MAX: Final = 64 << 20
 """One request: a batch of messages. It is in memory as a whole, some times over."""
@@ -91,7 +90,7 @@ class FilaServer:
         loop = asyncio.get_running_loop()
         self._tick = Tick(plane, commit, loop)
         self._takers = Takers(plane, loop)
-        self._streams = Streams(plane, self._takers, loop, clock_ns, ack_from=options.ack_from)
+        self._streams = Streams(plane, self._takers, loop, ack_from=options.ack_from)
         keys.watch(self._streams.recheck)
         access = Access(keys, options.access)
         self._calls = Calls(access)

@@ -6,8 +6,6 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, Final
 
-from grpc import RpcMethodHandler
-
 from basaltmq.errors import LimitExceededError
 from basaltmq.ids import format_id, parse_id
 from basaltmq.protocols.fila.access import Caller
@@ -16,11 +14,9 @@ from basaltmq.protocols.fila.streams import Streams
 from basaltmq.protocols.fila.tick import Tick
 from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.draft import Draft
-from basaltmq.queues.message import Message
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.queues.rows import split_sub_queue
-from basaltmq.store.keys import decode_message_key
 from basaltmq.wire import fila_wire_pb2 as wire
+from grpc import RpcMethodHandler
 
 SERVICE: Final = "fila.v1.FilaService"
 
@@ -81,7 +77,7 @@ class FilaService:
                 yield self._answer(queue, delivery)
 
     def _answer(self, queue: str, delivery: Delivery) -> bytes:
-        message = opened(delivery, has_priorities=bool(self._plane.get(queue).priorities_max))
+        message = delivery.message()
         answer = wire.ConsumeResponse(
             message=wire.Message(
                 id=format_id(message.id),
@@ -117,11 +113,3 @@ class FilaService:
             queue, message_id, caller, lambda token: self._plane.nack(queue, token, [message_id], error=error)
         )
         return wire.NackResponse()
-
-
-def opened(delivery: Delivery, *, has_priorities: bool) -> Message:
-    """The message of a delivery, with the fairness key its publisher gave it."""
-    message = delivery.message()
-    if has_priorities and message.fairness_key == decode_message_key(delivery.key)[1]:
-        message.fairness_key = split_sub_queue(message.fairness_key)[1]
-    return message

@@ -10,15 +10,19 @@ A stream leases a few messages at a time and sends one after the other; the tran
 room for it. So what waits in the server for a slow client is bounded by one small lease. If the client does not take it
 for `STALL_S`, what was not sent goes back to the queue, and the stream waits its turn behind those who do.
 
-When a stream ends, for whatever reason, everything it holds goes back to its place at once. No attempt is counted.
+When a stream ends, for whatever reason, everything it holds goes back to its place at once. No attempt is counted. So
+what a stream leases needs no row: the plane holds it for as long as the process lives, and a crash of the broker, which
+ends all streams, gives all of it back too. The queue's visibility timeout is kept here: a message that is not answered
+for in time has failed, like one whose lease expired.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
+from heapq import heappop, heappush
 from typing import Final, Literal
 
 from basaltmq.errors import BasaltError, MessageNotFoundError, NotFoundError, StaleLeaseError, StoreClosedError
@@ -26,6 +30,7 @@ from basaltmq.ids import format_id
 from basaltmq.protocols.fila.access import Caller
 from basaltmq.protocols.fila.takers import Party, Takers
 from basaltmq.queues.delivery import Delivery
+from basaltmq.queues.failures import LEASE_EXPIRED
 from basaltmq.queues.plane import QueuePlane
 
 BATCH_MAX: Final = 32
@@ -37,8 +42,14 @@ BATCH_BYTES: Final = 1 << 20
 STALL_S: Final = 2.0
 """Without a sign of the client taking more, until what waits for it is given to others."""
 
+RETRY_S: Final = 1.0
+"""Before a lease that is over and could not be ended is looked at again."""
+
 AckFrom = Literal["holder", "any"]
 """Who may answer for a message: the connection it was delivered on, or any."""
+
+
+_log = logging.getLogger("basaltmq")
 
 
 class Stream(Party):
@@ -53,8 +64,8 @@ class Stream(Party):
         self.consumer = consumer
         self.refusal: BasaltError | None = None
         """Why it may not go on."""
-        self.leases: OrderedDict[int, tuple[int, set[bytes]]] = OrderedDict()
-        """By token: when the lease is over, and the messages that are not answered for."""
+        self.leases: dict[int, set[bytes]] = {}
+        """By token: the messages that are not answered for."""
         self.size_bytes = BATCH_BYTES
         """The largest message seen of late; the first lease is for one, to see."""
 
@@ -81,16 +92,16 @@ class Streams:
         plane: QueuePlane,
         takers: Takers,
         loop: asyncio.AbstractEventLoop,
-        clock_ns: Callable[[], int],
         *,
         ack_from: AckFrom = "holder",
     ) -> None:
         self._plane = plane
         self._takers = takers
         self._loop = loop
-        self._clock_ns = clock_ns
         self._ack_from = ack_from
         self._held: dict[tuple[str, bytes], _Held] = {}
+        self._deadlines: list[tuple[float, int, Stream]] = []
+        self._timer: asyncio.TimerHandle | None = None
         self._streams: dict[Stream, None] = {}
         self._last = 0
         self._is_closing = False
@@ -113,7 +124,9 @@ class Streams:
         try:
             while True:
                 self._require_going_on(stream)
-                batch = await self._takers.take(queue, stream.count(), consumer=stream.consumer, party=stream)
+                batch = await self._takers.take(
+                    queue, stream.count(), consumer=stream.consumer, visibility_ms=0, party=stream
+                )
                 self._hold(stream, batch)
                 watch = self._loop.call_later(STALL_S, self._stalled, stream, batch)
                 try:
@@ -138,58 +151,68 @@ class Streams:
 
     def _hold(self, stream: Stream, batch: Sequence[Delivery]) -> None:
         token = batch[0].token
-        self._forget_over(stream)
-        visibility_ms = self._plane.get(stream.queue).visibility_timeout_ms
-        stream.leases[token] = (self._clock_ns() + visibility_ms * 1_000_000, {each.id for each in batch})
+        stream.leases[token] = {each.id for each in batch}
         stream.load += len(batch)
         size_bytes = max(len(each.row) + len(each.body or b"") for each in batch)
         stream.size_bytes = max(size_bytes, stream.size_bytes // 2)
         for each in batch:
-            place = (stream.queue, each.id)
-            before = self._held.get(place)
-            if before is not None:
-                self._let_go(before, each.id)
-            self._held[place] = _Held(stream, token)
+            self._held[stream.queue, each.id] = _Held(stream, token)
+        visibility_s = self._plane.get(stream.queue).visibility_timeout_ms / 1000
+        heappush(self._deadlines, (self._loop.time() + visibility_s, token, stream))
+        self._arm()
 
-    def _forget_over(self, stream: Stream) -> None:
-        """Leases that have run out are the queue's again, and so is what nobody answered for."""
-        now_ns = self._clock_ns()
-        while stream.leases:
-            token, (expires_ns, ids) = next(iter(stream.leases.items()))
-            if expires_ns > now_ns:
+    def _arm(self) -> None:
+        """Come back when the first lease is over."""
+        if not self._deadlines:
+            return
+        if self._timer is not None:
+            if self._timer.when() <= self._deadlines[0][0]:
                 return
-            del stream.leases[token]
-            stream.load -= len(ids)
-            for message_id in ids:
-                self._drop((stream.queue, message_id), token)
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._deadlines[0][0], self._expire)
 
-    def _drop(self, place: tuple[str, bytes], token: int) -> None:
-        held = self._held.get(place)
-        if held is not None and held.token == token:
-            del self._held[place]
+    def _expire(self) -> None:
+        """Messages that were not answered for in time have failed."""
+        self._timer = None
+        now_s = self._loop.time()
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, token, stream = heappop(self._deadlines)
+            ids = stream.leases.get(token)
+            if not ids:
+                continue
+            try:
+                self._plane.nack(stream.queue, token, list(ids), error=LEASE_EXPIRED)
+            except (StaleLeaseError, NotFoundError, StoreClosedError):
+                # Gone with its queue, or about to be with the process.
+                pass
+            except BasaltError as error:
+                _log.warning("a lease of queue %r that is over could not be ended: %s", stream.queue, error)
+                heappush(self._deadlines, (now_s + RETRY_S, token, stream))
+                break
+            for message_id in list(ids):
+                self._let_go(stream.queue, message_id)
+        self._arm()
 
-    def _let_go(self, held: _Held, message_id: bytes) -> None:
+    def _let_go(self, queue: str, message_id: bytes) -> None:
         """A message is no longer with its stream."""
+        held = self._held.pop((queue, message_id))
         stream = held.stream
-        lease = stream.leases.get(held.token)
-        if lease is not None and message_id in lease[1]:
-            lease[1].discard(message_id)
-            if not lease[1]:
-                del stream.leases[held.token]
-            stream.load -= 1
-            self._takers.lighter(stream.queue)
+        ids = stream.leases[held.token]
+        ids.discard(message_id)
+        if not ids:
+            del stream.leases[held.token]
+        stream.load -= 1
+        self._takers.lighter(queue)
 
     def _stalled(self, stream: Stream, batch: list[Delivery]) -> None:
         """The client takes nothing: what is behind the message it was sent goes to others."""
         stream.is_stalled = True
-        rest = batch[1:]
+        rest = [each for each in batch[1:] if each.id in stream.leases.get(each.token, ())]
         del batch[1:]
         if rest:
             self._release(stream.queue, rest[0].token, [each.id for each in rest])
             for each in rest:
-                held = self._held.pop((stream.queue, each.id), None)
-                if held is not None:
-                    self._let_go(held, each.id)
+                self._let_go(stream.queue, each.id)
         self._takers.lighter(stream.queue)
 
     def settle(self, queue: str, message_id: bytes, caller: Caller, settle: Callable[[int], object]) -> None:
@@ -201,11 +224,9 @@ class Streams:
         try:
             settle(held.token)
         except StaleLeaseError:
-            self._held.pop((queue, message_id), None)
-            self._let_go(held, message_id)
+            self._let_go(queue, message_id)
             raise MessageNotFoundError(_not_held(queue, message_id)) from None
-        del self._held[queue, message_id]
-        self._let_go(held, message_id)
+        self._let_go(queue, message_id)
 
     def recheck(self) -> None:
         """Keys may do less than before: end the streams that may not go on."""
@@ -224,10 +245,11 @@ class Streams:
 
     def _end(self, stream: Stream) -> None:
         del self._streams[stream]
-        for token, (_, ids) in stream.leases.items():
+        for token, ids in stream.leases.items():
             for message_id in ids:
-                self._drop((stream.queue, message_id), token)
+                del self._held[stream.queue, message_id]
             self._release(stream.queue, token, None)
+        stream.leases.clear()
         self._takers.leave(stream.queue, stream)
 
     def _release(self, queue: str, token: int, ids: Sequence[bytes] | None) -> None:

@@ -1,6 +1,12 @@
-"""Enqueues of many callers as one write: what arrives in one turn of the loop is one batch, and waits for one sync.
+"""Enqueues of many callers as one write: what arrives while the disk syncs is one batch, and waits for the next sync.
 
-    Enqueue, EnqueueBatch, Produce ─> gathered for the rest of the turn ─> one change ─> one sync ─> answers
+    Enqueue, EnqueueBatch, Produce ─> gathered ─> one change of all queues ─> one sync ─> answers
+                                         ^                                       │
+                                         └────── the next batch is written when ─┘ it is done
+
+There is no timer. A call that finds nothing under way is written at the end of its turn of the loop. One that comes
+while a sync runs could not be durable before the next sync whatever was done with it, so it waits and shares its write
+with others that do; more than `GATHERED_BYTES_MAX` does not wait.
 
 Calls stay apart in their errors. If the change of all is refused, each queue is tried alone, and then each call: only
 the culprit fails. A queue that refuses what is over its limit gets its calls one by one from the start, because the
@@ -21,6 +27,9 @@ from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.commit import GroupCommit
 
+GATHERED_BYTES_MAX: Final = 1 << 20
+"""Payloads gathered before they are written without waiting for the sync that runs."""
+
 GROUP_MAX: Final = 5_000
 """Messages of one queue written together: under what one call of the plane takes, and some tens of milliseconds."""
 
@@ -38,19 +47,26 @@ class Tick:
         self._commit = commit
         self._loop = loop
         self._gathered: dict[str, list[_Call]] = {}
+        self._gathered_bytes = 0
+        self._is_scheduled = False
+        self._syncs = 0
         self.writes = 0
-        """Turns of the loop that wrote something."""
+        """Times something was written."""
 
     def enqueue(self, queue: str, drafts: Sequence[Draft | bytes]) -> asyncio.Future[list[bytes]]:
         """Add messages; their ids once they are as durable as the queue promises. All or none."""
-        if not self._gathered:
-            self._loop.call_soon(self._end)
         future: asyncio.Future[list[bytes]] = self._loop.create_future()
         self._gathered.setdefault(queue, []).append(_Call(drafts, future))
+        self._gathered_bytes += sum([len(each) if type(each) is bytes else _size(each) for each in drafts])
+        if not self._is_scheduled and (not self._syncs or self._gathered_bytes > GATHERED_BYTES_MAX):
+            self._is_scheduled = True
+            self._loop.call_soon(self._end)
         return future
 
     def _end(self) -> None:
+        self._is_scheduled = False
         gathered, self._gathered = self._gathered, {}
+        self._gathered_bytes = 0
         try:
             self._write_gathered(gathered)
         except Exception as error:
@@ -121,8 +137,13 @@ class Tick:
             _fail([call for call, _ in waiting], error)
             return
 
+        self._syncs += 1
+
         def tell(durable: asyncio.Future[None]) -> None:
-            error = durable.exception()
+            self._syncs -= 1
+            if self._gathered and not self._syncs and not self._is_scheduled:
+                self._end()
+            error = None if durable.cancelled() else durable.exception()
             for call, ids in waiting:
                 if call.future.done():
                     continue
@@ -145,6 +166,10 @@ def _parts(calls: list[_Call], count_max: int) -> list[list[_Call]]:
         parts[-1].append(call)
         room -= max(1, len(call.drafts))
     return parts
+
+
+def _size(draft: Draft | bytes) -> int:
+    return len(draft.payload) if isinstance(draft, Draft) else len(draft)
 
 
 def _fail(calls: Sequence[_Call], error: BaseException) -> None:

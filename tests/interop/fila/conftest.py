@@ -1,0 +1,115 @@
+"""Servers for Fila's client: each a process of its own, so that it can be killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fila.v1 import admin_pb2, admin_pb2_grpc
+
+import grpc
+
+PROCESS = Path(__file__).with_name("server_process.py")
+WAIT_S = 30.0
+
+
+class Server:
+    """A server process on a directory."""
+
+    def __init__(self, directory: Path, options: dict[str, Any]) -> None:
+        self._directory = directory
+        self._options = options
+        self.start()
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(PROCESS), str(self._directory), json.dumps(self._options)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the server did not start"
+        self.port = int(line)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def kill(self) -> None:
+        """As a crash: nothing is said to anyone."""
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait(WAIT_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def stop(self) -> int:
+        self._process.terminate()
+        code = self._process.wait(WAIT_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        return code
+
+    def memory_bytes(self) -> int:
+        """What the process has in memory."""
+        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+        return pages * 4096
+
+
+class Admin:
+    """Fila's own admin stubs, as an operator's tool would use them."""
+
+    def __init__(self, channel: grpc.Channel, api_key: str | None = None) -> None:
+        self._stub: Any = admin_pb2_grpc.FilaAdminStub(channel)
+        self._metadata = [] if api_key is None else [("authorization", f"Bearer {api_key}")]
+
+    def __getattr__(self, call: str) -> Callable[..., Any]:
+        """CreateQueue(name=...) and so on."""
+        request = getattr(admin_pb2, f"{call}Request")
+        return lambda **fields: getattr(self._stub, call)(request(**fields), metadata=self._metadata, timeout=WAIT_S)
+
+    def queue(self, **config: Any) -> str:
+        """A queue of a name nobody else has."""
+        name = f"q-{uuid.uuid4().hex[:12]}"
+        self.CreateQueue(name=name, config=admin_pb2.QueueConfig(**config))
+        return name
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One that everybody may use for queues of their own."""
+    running = Server(tmp_path_factory.mktemp("fila") / "store", {})
+    yield running
+    assert running.stop() == 0
+
+
+@pytest.fixture
+def channel(server: Server) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(server.address) as opened:
+        yield opened
+
+
+@pytest.fixture
+def admin(channel: grpc.Channel) -> Admin:
+    return Admin(channel)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Start a server of one's own."""
+    started: list[Server] = []
+
+    def start(**options: Any) -> Server:
+        started.append(Server(tmp_path / f"store-{len(started)}", options))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()

@@ -1,0 +1,78 @@
+"""A gRPC server in a process of its own: a store, a queue plane and nothing else of the broker.
+
+    python server_process.py DIRECTORY [JSON of FilaOptions]
+
+Prints its port when it listens, and serves until it is told to stop or is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import uvloop
+
+from basaltmq.protocols.fila.api_keys import ApiKeys
+from basaltmq.protocols.fila.server import FilaOptions, FilaServer, TlsFiles
+from basaltmq.queues.plane import QueuePlane
+from basaltmq.store.commit import GroupCommit
+from basaltmq.store.open import open_store
+
+CLOCK_LOOK_S = 1.0
+
+
+async def keep_time(plane: QueuePlane, closer: asyncio.Event) -> None:
+    """Do what is due in queues, when it is."""
+    while True:
+        closer.clear()
+        deadline_ns = plane.run_due()
+        wait_s = None if deadline_ns is None else min(max((deadline_ns - time.time_ns()) / 1e9, 0.0), CLOCK_LOOK_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await closer.wait()
+
+
+async def serve(directory: Path, options: FilaOptions) -> None:
+    store = open_store(directory)
+    commit = GroupCommit(store)
+    closer = asyncio.Event()
+    plane = QueuePlane(store, commit, on_deadline=closer.set)
+    server = FilaServer(plane, commit, ApiKeys(store), options)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    timer = asyncio.create_task(keep_time(plane, closer))
+    print(await server.start(), flush=True)
+    await stop.wait()
+    await server.stop(1.0)
+    timer.cancel()
+    plane.close()
+    commit.close()
+    store.close()
+
+
+def options_of(text: str) -> FilaOptions:
+    given = json.loads(text)
+    tls = given.pop("tls", None)
+    files = None if tls is None else TlsFiles(**{name: Path(path) for name, path in tls.items()})
+    return FilaOptions(tls=files, **({"port": 0} | given))
+
+
+if __name__ == "__main__":
+    profile = os.environ.get("BASALT_PROFILE")
+    work = serve(Path(sys.argv[1]), options_of(sys.argv[2] if len(sys.argv) > 2 else "{}"))
+    if profile:
+        import cProfile
+
+        profiler = cProfile.Profile()
+        profiler.runcall(asyncio.run, work)
+        profiler.dump_stats(profile)
+    else:
+        uvloop.run(work)
