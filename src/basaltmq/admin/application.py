@@ -62,7 +62,7 @@ async def _run(route: Route, call: Call) -> Response:
         _log.exception("%s %s failed", route.method, route.path)
         raise HttpError(500, "the broker failed here; its log says how", code="internal") from error
     if call.request.method not in SAFE and call.user is not None:
-        _log.info("%s %s by %s", route.method, "/" + "/".join(call.request.path), call.user.name)
+        _log.info("%s %s by %s", route.method, call.request.target.partition("?")[0], call.user.name)
     if made is None:
         return Response(204)
     return made if isinstance(made, Response) else json_response(made)

@@ -1,49 +1,63 @@
 """Entry point: `basalt [--data-dir DIR] GROUP COMMAND`.
 
-Every group has its own module. The data directory comes from the flag, or from BASALT_DATA_DIR, or is `./data`.
+Every group has its own module, loaded when it is asked for: a command that speaks to a broker does not load the engine,
+and an embedded program need not have what the broker needs. The data directory comes from the flag, or from
+BASALT_DATA_DIR, or is `./data`.
 """
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from typing import Final
 
 import click
 
 from basaltmq import __version__
-from basaltmq.cli.connection import connection
-from basaltmq.cli.definitions import definitions
-from basaltmq.cli.doctor import doctor
-from basaltmq.cli.exchange import binding, exchange
 from basaltmq.cli.output import BasaltGroup
-from basaltmq.cli.policy import policy
-from basaltmq.cli.queue import queue
-from basaltmq.cli.store import store
-from basaltmq.cli.topic import topic
-from basaltmq.cli.user import permission, user
-from basaltmq.cli.vhost import vhost
 
-SERVE = "serve"
+COMMANDS: Final = {
+    "binding": "exchange",
+    "connection": "connection",
+    "definitions": "definitions",
+    "demo": "demonstrate",
+    "doctor": "doctor",
+    "exchange": "exchange",
+    "permission": "user",
+    "policy": "policy",
+    "queue": "queue",
+    "serve": "serve",
+    "store": "store",
+    "topic": "topic",
+    "user": "user",
+    "vhost": "vhost",
+}
+"""Command -> the module of this package that has it, under its own name."""
 
 
 class MainGroup(BasaltGroup):
-    """The top: `serve` is loaded when it is asked for, because an embedded program has not all that it needs."""
+    """The top."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), SERVE])
+        return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name != SERVE:
-            return super().get_command(ctx, cmd_name)
+        module = COMMANDS.get(cmd_name)
+        if module is None:
+            return None
         try:
-            from basaltmq.cli.serve import serve
-        except ImportError as error:
+            loaded = importlib.import_module(f"basaltmq.cli.{module}")
+        except ModuleNotFoundError as error:
             missing = str(error.name)
-            return click.Command(SERVE, help="Run the broker.", callback=lambda: _refuse(missing))
-        return serve
+            return click.Command(
+                cmd_name, help=f"Needs {missing}: pip install 'basaltmq[server]'", callback=lambda: _refuse(missing)
+            )
+        command: click.Command = getattr(loaded, cmd_name)
+        return command
 
 
 def _refuse(missing: str) -> None:
-    raise click.ClickException(f"the broker needs {missing}: pip install 'basaltmq[server]'")
+    raise click.ClickException(f"this needs {missing}: pip install 'basaltmq[server]'")
 
 
 @click.group(cls=MainGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -66,20 +80,3 @@ def main(ctx: click.Context, data_dir: Path) -> None:
     need it for themselves, those that only read work beside a running process.
     """
     ctx.obj = data_dir
-
-
-for command in (
-    binding,
-    connection,
-    definitions,
-    doctor,
-    exchange,
-    permission,
-    policy,
-    queue,
-    store,
-    topic,
-    user,
-    vhost,
-):
-    main.add_command(command)

@@ -58,7 +58,7 @@ def table(rows: Sequence[Row]) -> str:
     columns = list(rows[0])
     cells = [[_cell(row[column]) for column in columns] for row in rows]
     widths = [max(len(column), *(len(line[at]) for line in cells)) for at, column in enumerate(columns)]
-    right = [all(isinstance(row[column], int | float | None) for row in rows) for column in columns]
+    right = [all(_is_number(row[column]) for row in rows) for column in columns]
     lines = [_line(columns, widths, right), "  ".join("-" * width for width in widths)]
     lines += [_line(line, widths, right) for line in cells]
     return "\n".join(lines)
@@ -70,6 +70,10 @@ def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) ->
         for cell, width, to_right in zip(cells, widths, right, strict=True)
     ]
     return "  ".join(placed).rstrip()
+
+
+def _is_number(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def _cell(value: object) -> str:

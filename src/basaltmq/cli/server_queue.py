@@ -134,7 +134,7 @@ def declare(api: ApiClient, name: str, transient: bool, auto_delete: bool, argum
 @as_json
 @with_api
 def peek(api: ApiClient, name: str, count: int, vhost: str, as_json: bool) -> None:
-    """Show messages that are ready, and leave them; they are marked as redelivered."""
+    """Show messages that are ready, and leave them exactly as they are."""
     body = {"count": count, "ackmode": "ack_requeue_true", "encoding": "auto"}
     found = api.post(path("queues", vhost, name, "get"), body)
     if as_json:

@@ -1,0 +1,18 @@
+"""`basalt demo`: a store on disk, a topic in it, and messages that go in and out before the user's eyes."""
+
+from __future__ import annotations
+
+import click
+
+from basaltmq.demo import MESSAGES, MESSAGES_MAX
+from basaltmq.demo import main as run_demo
+
+DATA_DIR = "demo-data"
+
+
+@click.command()
+@click.option("--data-dir", default=DATA_DIR, show_default=True, help="Where the store is kept.")
+@click.option("--messages", type=click.IntRange(1, MESSAGES_MAX), default=MESSAGES, show_default=True)
+def demo(data_dir: str, messages: int) -> None:
+    """Write and read messages durably in an embedded store."""
+    raise SystemExit(run_demo(["--data-dir", data_dir, "--messages", str(messages)]))
