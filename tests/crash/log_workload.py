@@ -106,7 +106,7 @@ def check(emit: Emit, path: str) -> None:
     streams = Streams(Path(path))
     streams.dump(emit)
     streams.engine.index.settle()
-    rows = {key: value for key, value in streams.store.scan(Family.STREAM_INDEX) if key[:1] != b"P"}
+    rows = {key: value for key, value in streams.store.scan(Family.STREAM_INDEX) if key[:1] not in b"PUX"}
     streams.close()
     store = open_store(Path(path) / "store")
     batch = Batch()
@@ -115,7 +115,7 @@ def check(emit: Emit, path: str) -> None:
     store.close()
     again = Streams(Path(path))
     again.engine.index.settle()
-    rebuilt = {key: value for key, value in again.store.scan(Family.STREAM_INDEX) if key[:1] != b"P"}
+    rebuilt = {key: value for key, value in again.store.scan(Family.STREAM_INDEX) if key[:1] not in b"PUX"}
     emit(f"damages {len(again.engine.damages)}")
     for key in sorted(rows.keys() | rebuilt.keys()):
         if rows.get(key) != rebuilt.get(key):

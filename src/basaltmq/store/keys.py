@@ -23,6 +23,7 @@ value can collide with a separator and no prefix of one key set reaches into ano
     body             | body id (16) |
     content ref      | body id (16) | message id (16) |
     queue stats      | queue name |
+    deleted queue    | queue name |
     lease call       | lp(queue) | token u64 |
     lease call expiry| expires ns u64 | lp(queue) | token u64 |
     timed message    | lp(queue) | at ns u64 | lp(fairness key) | enqueued ns u64 | id (16) |
@@ -45,6 +46,8 @@ value can collide with a separator and no prefix of one key set reaches into ano
     by expiry        | 'E' | expire at ms i64, sign flipped | shard u64 | offset u64 |
     log checkpoint   | 'C' | lane u32 |
     log synced       | 'P' | lane u32 |
+    log changed      | 'X' | lane u32 |
+    log unsynced     | 'U' | lane u32 | position u64 |
     log segment      | 'S' | lane u32 | first position u64 |
     frame            | 'O' | shard u64 | last offset u64 |
     deleted record   | 'D' | shard u64 | offset u64 |
@@ -411,6 +414,14 @@ def decode_queue_stats_key(key: bytes) -> str:
     return _whole_text(key)
 
 
+def deleted_queue_key(queue: str) -> bytes:
+    return _whole(queue)
+
+
+def decode_deleted_queue_key(key: bytes) -> str:
+    return _whole_text(key)
+
+
 def lease_call_key(queue: str, token: int) -> bytes:
     return lp(queue) + _U64.pack(token)
 
@@ -671,6 +682,31 @@ def decode_log_synced_key(key: bytes) -> int:
         raise _malformed(key)
     number: int = lane
     return number
+
+
+def log_changed_key(lane: int) -> bytes:
+    return _LOG_CHECKPOINT.pack(b"X", lane)
+
+
+def decode_log_changed_key(key: bytes) -> int:
+    _exactly(key, _LOG_CHECKPOINT.size)
+    kind, lane = _LOG_CHECKPOINT.unpack(key)
+    if kind != b"X":
+        raise _malformed(key)
+    number: int = lane
+    return number
+
+
+def log_unsynced_key(lane: int, position: int) -> bytes:
+    return _LOG_SEGMENT.pack(b"U", lane, position)
+
+
+def decode_log_unsynced_key(key: bytes) -> tuple[int, int]:
+    _exactly(key, _LOG_SEGMENT.size)
+    kind, lane, position = _LOG_SEGMENT.unpack(key)
+    if kind != b"U":
+        raise _malformed(key)
+    return lane, position
 
 
 def log_segment_key(lane: int, start: int) -> bytes:

@@ -3,7 +3,7 @@
 One family, `stream_index`, written without the WAL. A kind byte comes first:
 
     'C' lane                        -> position u64: frames below it are in the index
-    'P' lane                        -> position u64: the log was synced up to there when this was written
+    'P' lane, 'U' lane | position, 'X' lane -> what the log may still lose (see `index_unsynced`)
     'S' lane | segment start        -> bytes, frames, garbage bytes, least and largest record time and store time
     'N' shard                       -> counts (see `segment_state`)
     'O' shard | last offset         -> position, base offset, size, records, largest time, store time, tag mask,
@@ -17,9 +17,9 @@ Because all rows are in one family, what RocksDB has on disk after a crash is a 
 it is exact: every change is written in one batch with the position up to which the log is applied. From there on the
 log is applied again. So every row is a function of the log's frames and the shard rows, and each operation below leaves
 the rows it would have found had it seen only what is left: deleted and rebuilt, the index is the same key for key (P6),
-'P' apart. The index may reach disk before the log does. After a power loss it then knows frames that are not there, cut
-off or turned to zeros; so what lies between 'P' and 'C' is read at start, and if it is not whole the index is built
-again.
+'P', 'U' and 'X' apart. The index may reach disk before the log does. After a power loss it then knows frames that are
+not there, cut off or turned to zeros; so what lies between 'P' and 'C' is read at start, and where it is not whole, the
+index is taken back to before that (`segment_recovery`).
 
 Appends are gathered: entries of many frames become one batch, and readers look at the gathered ones too (`entries`).
 Everything else (deletes, trims, copies made by cleaning) is rare: the caller writes the gathered ones (`flush`), then
@@ -43,7 +43,6 @@ from typing import Final
 
 from basaltmq.errors import BasaltError
 from basaltmq.log.columnar import ColumnBatch
-from basaltmq.log.frame import COLUMNAR, DELETES, KAFKA, Header, decode_deletes
 from basaltmq.log.lane import Lane
 from basaltmq.store import keys
 from basaltmq.store.api import ManagedStore
@@ -61,6 +60,7 @@ from basaltmq.streams.index_rows import (
 )
 from basaltmq.streams.index_sums import SegmentSums
 from basaltmq.streams.index_times import FAMILY, insert_time, trim_times
+from basaltmq.streams.index_unsynced import Unsynced, undo
 from basaltmq.streams.rocksdb_engine import clear
 from basaltmq.streams.segment_state import TIME_NONE, SegmentShard
 from basaltmq.streams.shards import ShardConfig
@@ -97,23 +97,11 @@ class StreamIndex:
         """No shard above it has rows: the first write to a shard need not look."""
         for key, raw in store.scan(FAMILY, *keys.prefix_range(b"C")):
             self._checkpoints[keys.decode_log_checkpoint_key(key)] = _POSITION.unpack(raw)[0]
-        self._synced = {
-            keys.decode_log_synced_key(key): int(_POSITION.unpack(raw)[0])
-            for key, raw in store.scan(FAMILY, *keys.prefix_range(b"P"))
-        }
-        self._logs: dict[int, Lane] = {}
+        self.unsynced = Unsynced(store)
 
     def checkpoint(self, lane: int) -> int | None:
         """The position up to which a lane is in the index."""
         return self._checkpoints.get(lane)
-
-    def synced(self, lane: int) -> int:
-        """How far the lane was synced when the index was last written."""
-        return self._synced.get(lane, 0)
-
-    def watch(self, lane: int, log: Lane) -> None:
-        """Remember with every write how far this log is synced."""
-        self._logs[lane] = log
 
     def wipe(self) -> None:
         """Begin from nothing."""
@@ -124,6 +112,7 @@ class StreamIndex:
             self._entries, self._touched, self._batch, self.rows = {}, {}, Batch(), 0
             self._checkpoints = {}
             self._sums.clear()
+            self.unsynced.clear()
 
     def make_room(self) -> None:
         """Write what is gathered if that is enough. Before an append, so that no append fails after it was made."""
@@ -271,10 +260,24 @@ class StreamIndex:
         """None for a segment that has no frames, or whose deletion had begun."""
         return self._sums.get(lane, segment)
 
-    def is_ahead_of(self, lane: int, log: Lane) -> bool:
-        """Does the index know of bytes that the log does not have? A power loss may have taken unsynced ones back."""
-        sizes = {segment.start: segment.size_bytes for segment in log.segments()}
-        return (self._checkpoints.get(lane) or 0) > log.end or self._sums.exceed(lane, sizes)
+    def exceeds(self, lane: int, log: Lane) -> bool:
+        """Does the index know of bytes in segments that the log does not have?"""
+        return self._sums.exceed(lane, {segment.start: segment.size_bytes for segment in log.segments()})
+
+    def take_back(self, batch: Batch, shard: SegmentShard, position: int) -> None:
+        """A shard's frames from a position on are lost."""
+        undo(self._store, batch, shard, position)
+        self._put_tail(batch, shard)
+
+    def return_to(self, lane: int, position: int, batch: Batch, segment: int, stats: SegmentStats) -> None:
+        """The log ends at a position before the checkpoint; `batch` takes back what lay behind it. Under `lock`.
+
+        `stats`: what is left in the segment that holds the position.
+        """
+        self._sums.forget_from(batch, lane, segment)
+        self._sums.merge(lane, segment, stats)
+        self._checkpoints[lane] = position
+        self._write(batch)
 
     def due(self, now_ms: int) -> Iterator[tuple[int, int]]:
         """(shard, last offset) of frames with a record that has expired."""
@@ -320,7 +323,7 @@ class StreamIndex:
         shard.deleted += len(fresh)
         self._set_expiries(batch, shard, fresh, load)
         self._put_tail(batch, shard)
-        self._write(batch)
+        self._write(batch, is_append=False)
         return len(fresh)
 
     def _undelete(
@@ -408,7 +411,7 @@ class StreamIndex:
         if config.index_times:
             trim_times(self._store, batch, shard, start, self.entries(number, start))
         self._put_tail(batch, shard)
-        self._write(batch)
+        self._write(batch, is_append=False)
         return before - shard.kept
 
     def drop(self, number: int, lane: int, segment_of: SegmentOf) -> None:
@@ -424,7 +427,7 @@ class StreamIndex:
         for kind in (b"O", b"T", b"K", b"G", b"D"):
             clear(self._store, batch, FAMILY, kind + _POSITION.pack(number))
         batch.delete(FAMILY, keys.stream_tail_key(number))
-        self._write(batch)
+        self._write(batch, is_append=False)
 
     def move(
         self,
@@ -445,7 +448,7 @@ class StreamIndex:
         else:
             self._insert(batch, shard, entry, batch_of_records, config, frozenset())
             self._put_tail(batch, shard)
-        self._write(batch)
+        self._write(batch, is_append=False)
 
     def replace(
         self,
@@ -476,7 +479,7 @@ class StreamIndex:
         if entry.base_offset < shard.start_offset:
             shard.skipped = sum(offset < shard.start_offset for offset in held)
         self._put_tail(batch, shard)
-        self._write(batch)
+        self._write(batch, is_append=False)
 
     def forget_segment(self, lane: int, segment: int) -> None:
         """The segment goes. Before its file does, so that a file without a row is one that was to go."""
@@ -497,21 +500,10 @@ class StreamIndex:
             self.flush()
             self._write(Batch())
 
-    def count(self, lane: int, segment: int, position: int, header: Header, body: bytes) -> None:
-        """Add a frame to its segment's sums that the index, but for them, is up to date with."""
-        size = header.size_bytes
-        least_ms, largest_ms, stored_ms = header.timestamp_min_ms, header.timestamp_max_ms, header.store_time_ms
-        if header.kind in (COLUMNAR, KAFKA):
-            entry = self.entry(header.shard, header.last_offset)
-            garbage = 0 if entry is not None and entry.position == position else size
-        else:
-            least_ms = largest_ms = stored_ms
-            garbage = size
-            if header.kind == DELETES:
-                offsets = decode_deletes(body)
-                garbage -= size // len(offsets) * len(self.deletes_of(header.shard, offsets, position))
+    def count(self, lane: int, segment: int, stats: SegmentStats) -> None:
+        """Add frames to their segment's sums that the index, but for them, is up to date with."""
         with self.lock:
-            self._sums.add(lane, segment, size, least_ms, largest_ms, stored_ms, garbage)
+            self._sums.merge(lane, segment, stats)
 
     def _covered(self, number: int, entry: Entry) -> Iterator[Entry]:
         for old in self.entries(number, entry.base_offset):
@@ -586,18 +578,16 @@ class StreamIndex:
         else:
             batch.put(FAMILY, key, shard.encode())
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, batch: Batch, *, is_append: bool = True) -> None:
         """Write a change with the checkpoint and the segments it concerns."""
         self._sums.put_changed(batch)
         for lane, position in self._checkpoints.items():
             batch.put(FAMILY, keys.log_checkpoint_key(lane), _POSITION.pack(position))
-        for lane, log in self._logs.items():
-            # No entry reaches the store before its frame is in the log.
-            log.write_gathered()
-            batch.put(FAMILY, keys.log_synced_key(lane), _POSITION.pack(log.synced_position))
+        self.unsynced.put(batch, self._checkpoints, self._touched, is_append=is_append)
         if len(batch):
             self._store.write(batch, wal=False)
         self._sums.written()
+        self.unsynced.written()
 
     def _written(self) -> None:
         """Look-ups by key, tag and time go to the store only."""

@@ -78,6 +78,12 @@ class SegmentSums:
             stats.size_bytes > sizes.get(segment, 0) for (of, segment), stats in self._stats.items() if of == lane
         )
 
+    def forget_from(self, batch: Batch, lane: int, start: int) -> None:
+        """The segments that begin at `start` or later are to be summed up anew; their rows go."""
+        for of, segment in [at for at in self._stats if at[0] == lane and at[1] >= start]:
+            self.forget(of, segment)
+            batch.delete(FAMILY, keys.log_segment_key(of, segment))
+
     def forget(self, lane: int, segment: int) -> None:
         self.last_at = _NOWHERE
         self._stats.pop((lane, segment), None)

@@ -6,10 +6,11 @@
 
 A frame is one batch of one shard. Everything that changes what the index says is a frame in the log too: records,
 deletes (DELETES), a start offset that moved (TRIM), a shard that went (DROP), copies made by cleaning. The index is
-written without WAL and caught up from the log at start, from its checkpoint on; if it is missing, or says more than the
-log has (a power loss took unsynced frames back), it is built again from the whole log. What cannot be derived (which
-shards there are, where they start) is in the shard rows, with the WAL, durable before the index follows; a marker row
-beside them says until the next checkpoint that the index has to, should the TRIM or DROP frame be lost.
+written without WAL and caught up from the log at start, from its checkpoint on; if it is missing it is built again
+from the whole log, and where a power loss took unsynced frames back, so is the index (`segment_recovery`). What
+cannot be derived (which shards there are, where they start) is in the shard rows, with the WAL, durable before the
+index follows; a marker row beside them says until the next checkpoint that the index has to, should the TRIM or DROP
+frame be lost.
 
 Invariants: the frame is in the log before its entry is in the index; the checkpoint covers a frame only in the batch
 that has its entry; a segment is deleted only when the index on disk no longer needs it. Lock order: shard, markers,
@@ -56,7 +57,7 @@ from basaltmq.log.frame import (
 )
 from basaltmq.log.lane import Lane, LaneOptions
 from basaltmq.log.record import NEVER, Record, StoredRecord
-from basaltmq.log.recovery import Damage, Loss, repair, scan
+from basaltmq.log.recovery import Damage, Loss
 from basaltmq.store import keys
 from basaltmq.store.api import ManagedStore
 from basaltmq.store.batch import Batch
@@ -79,7 +80,8 @@ from basaltmq.streams.segment_batches import DELTA_MAX, as_columns, offset_runs
 from basaltmq.streams.segment_cleaner import SegmentCleaner
 from basaltmq.streams.segment_read import find_cutter, index_of, offset_at
 from basaltmq.streams.segment_reader import LogLane, SegmentReader, wanted_records
-from basaltmq.streams.segment_replay import Progress, Replay, note
+from basaltmq.streams.segment_recovery import recover
+from basaltmq.streams.segment_replay import Progress, note
 from basaltmq.streams.segment_state import SegmentShard
 from basaltmq.streams.shards import OFFSET_MAX, Engine, Recent, ShardConfig, ShardMeta, Shards, ShardSpec
 from basaltmq.streams.tick import TickSync
@@ -125,7 +127,7 @@ class SegmentEngine(SegmentReader):
         """Open the log under `path` and bring the index up to it; what is unreadable goes to `quarantine`."""
         super().__init__(store, shards, offsets, clock_ms, leaders)
         self._managed = store
-        self._states: Recent[SegmentShard] = Recent(self._load, shards_loaded_max)
+        self._states: Recent[SegmentShard] = Recent(self.load_state, shards_loaded_max)
         self.damages: list[Damage] = []
         self.losses: list[Loss] = []
         self.quarantined: list[Path] = []
@@ -153,7 +155,7 @@ class SegmentEngine(SegmentReader):
             Lane.open(path / f"{number:04d}", clock_ms=self._clock_ms, random_u32=random_u32, options=options)
             for number in range(max(lanes, _lanes_present(path)))
         ]
-        self._recover(logs, quarantine, progress)
+        recover(self, logs, quarantine, progress)
         self.lanes = [LogLane(number, log) for number, log in enumerate(logs)]
         self._ticks = [TickSync(lane.watermarks.group) for lane in self.lanes]
         self._finish()
@@ -500,50 +502,6 @@ class SegmentEngine(SegmentReader):
                     self._follow_start(lane_of, state, self.config_of(state.number), state.start_offset)
             self._markers.append(key)
 
-    def _recover(self, logs: list[Lane], quarantine: Path, progress: Progress | None) -> None:
-        """Bring the index up to the logs, or build it again."""
-        index = self.index
-        begins = [index.checkpoint(number) for number in range(len(logs))]
-        is_lost = any(begin is None and log.end > log.start for begin, log in zip(begins, logs, strict=True))
-        is_stale = is_lost or any(
-            index.is_ahead_of(number, log) or not _is_whole(log, index.synced(number), begin or 0)
-            for number, (log, begin) in enumerate(zip(logs, begins, strict=True))
-        )
-        for number, log in enumerate(logs):
-            index.watch(number, log)
-        if is_stale:
-            index.wipe()
-            begins = [None] * len(logs)
-        starts = [log.start if begin is None else begin for begin, log in zip(begins, logs, strict=True)]
-        total = sum(log.end - start for log, start in zip(logs, starts, strict=True))
-        done_before = 0
-        for number, (log, start) in enumerate(zip(logs, starts, strict=True)):
-            replay = Replay(self, number, log, start, done_before, total, progress)
-            repaired = repair(log, start, quarantine, replay.apply, replay.take)
-            done_before += log.end - start
-            self.damages += repaired.damages
-            self.losses += replay.lost()
-            self.quarantined += repaired.quarantined
-            if repaired.cut is not None:
-                self.quarantined.append(repaired.cut)
-            log.settle()
-            if not is_stale:
-                self._restore_stats(number, log, start)
-        if is_stale:
-            # The index before must not come back after another crash: its positions will mean other frames by then.
-            index.harden()
-        else:
-            index.settle()
-        if progress is not None:
-            progress(total, total)
-
-    def _restore_stats(self, lane: int, log: Lane, position: int) -> None:
-        """Segments the index has forgotten were about to be deleted; count them again, so that cleaning finds them."""
-        for segment in log.segments():
-            if segment.end <= position and segment.size_bytes and self.index.stats(lane, segment.start) is None:
-                for found in scan(log, segment.start, end=segment.end):
-                    self.index.count(lane, segment.start, found.position, found.header, found.body)
-
     def _lane_of(self, shard: int) -> LogLane:
         return self.lanes[self._states.get(shard).lane]
 
@@ -555,22 +513,13 @@ class SegmentEngine(SegmentReader):
     def _sync_rows(self) -> None:
         self._store.sync()
 
-    def _load(self, shard: int) -> SegmentShard:
+    def load_state(self, shard: int) -> SegmentShard:
         # Past the cache of rows: what is loaded here is kept here.
         raw = self._store.get(Family.SHARDS, keys.shard_key(shard))
         meta = self._own(shard) if raw is None else ShardMeta.decode(shard, raw)
         if meta.engine is not self.engine:
             meta = self._own(shard)
         return SegmentShard(meta, self.index.shard_row(shard))
-
-
-def _is_whole(log: Lane, position: int, end: int) -> bool:
-    """Is the log intact from a position on that was synced up to one that may not have been?"""
-    damages: list[Damage] = []
-    reached = max(position, log.start)
-    for found in scan(log, reached, damages, end=end):
-        reached = found.position + found.header.size_bytes
-    return not damages and reached >= end
 
 
 def _lanes_present(path: Path) -> int:

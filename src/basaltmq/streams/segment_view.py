@@ -100,7 +100,7 @@ class SegmentView(SegmentEngine):
         raw = self._store.get(Family.SHARDS, keys.SHARD_COUNTER_KEY)
         shard_next = 0 if raw is None else int.from_bytes(raw, "big")
         self._is_catching_up = True
-        self._states = Recent(self._load, SHARDS_LOADED_MAX)
+        self._states = Recent(self.load_state, SHARDS_LOADED_MAX)
         try:
             for lane, limit in zip(self.seen, limits, strict=True):
                 start = self.applied(lane.number)
@@ -162,12 +162,12 @@ class SegmentView(SegmentEngine):
         for lane, position in zip(self.seen, durable, strict=True):
             lane.durable_position = position
         # What was loaded to catch up shows all there is.
-        self._states = Recent(self._load, SHARDS_LOADED_MAX)
+        self._states = Recent(self.load_state, SHARDS_LOADED_MAX)
 
     def close(self) -> None:
         """The lanes are their owner's."""
 
-    def _load(self, shard: int) -> SegmentShard:
+    def load_state(self, shard: int) -> SegmentShard:
         meta = self._own(shard)
         state = SegmentShard(meta, self.index.shard_row(shard))
         if state.lane >= len(self.seen):

@@ -83,7 +83,7 @@ class SegmentRig:
     def rows(self) -> dict[bytes, bytes]:
         """The index once all is written, but for how far the log was synced, which is not derived."""
         self.engine.index.settle()
-        return {key: value for key, value in self.store.scan(INDEX) if key[:1] != b"P"}
+        return {key: value for key, value in self.store.scan(INDEX) if key[:1] not in b"PUX"}
 
     def wipe_index(self) -> None:
         batch = Batch()

@@ -35,7 +35,13 @@ def test_frame_keys_come_back_and_sort_by_shard_and_offset(shard: int, one: int,
 def test_log_keys_come_back(lane: int, start: int, shard: int) -> None:
     assert keys.decode_log_checkpoint_key(keys.log_checkpoint_key(lane)) == lane
     assert keys.decode_log_synced_key(keys.log_synced_key(lane)) == lane
+    assert keys.decode_log_changed_key(keys.log_changed_key(lane)) == lane
     assert keys.decode_log_segment_key(keys.log_segment_key(lane, start)) == (lane, start)
+    assert keys.decode_log_unsynced_key(keys.log_unsynced_key(lane, start)) == (lane, start)
+    with pytest.raises(CorruptionError):
+        keys.decode_log_unsynced_key(keys.log_segment_key(lane, start))
+    with pytest.raises(CorruptionError):
+        keys.decode_log_changed_key(keys.log_synced_key(lane))
     assert keys.decode_trimmed_shard_key(keys.trimmed_shard_key(shard)) == shard
     with pytest.raises(CorruptionError):
         keys.decode_log_synced_key(keys.log_checkpoint_key(lane))
@@ -122,7 +128,7 @@ def test_a_lost_index_is_built_again_the_same_and_says_how_far_it_is(tmp_path: P
 
 
 @pytest.mark.promise("P7")
-def test_an_index_that_knows_more_than_the_log_is_built_again(tmp_path: Path) -> None:
+def test_an_index_that_knows_more_than_the_log_is_taken_back(tmp_path: Path) -> None:
     rig = SegmentRig(tmp_path)
     shard = rig.shard()
     for number in range(6):

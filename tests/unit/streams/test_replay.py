@@ -6,10 +6,11 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.unit.streams.segment_rig import SegmentRig
+from tests.unit.streams.segment_rig import INDEX, SegmentRig, explain
 
 from basaltmq.log import recovery
 from basaltmq.log.record import Record
+from basaltmq.streams.index import StreamIndex
 from basaltmq.streams.segment_replay import Replay
 
 
@@ -104,4 +105,118 @@ def test_a_tail_torn_inside_a_run_is_cut_after_the_last_whole_frame(tmp_path: Pa
     assert rig.engine.shard_info(shard).next_offset == 19
     assert rig.engine.lanes[0].log.end == end // 20 * 19
     assert [record.offset for record in rig.drained(shard)] == list(range(19))
+    rig.close()
+
+
+def power_cut(rig: SegmentRig, rng: random.Random, synced: int, how: str) -> int:
+    """Take the log back to some point after what was synced, the index being on disk as it is; where that is."""
+    rig.engine.index.settle()
+    log = rig.engine.lanes[0].log
+    # A segment that is complete is synced in the background.
+    synced = max(synced, log.synced_position)
+    places = [synced, *(each.position for each in recovery.scan(log, synced) if each.position > synced)]
+    at = rng.choice(places)
+    rig.crash()
+    for path in sorted((rig.path / "log" / "0000").glob("*.log")):
+        start = int(path.stem)
+        raw = path.read_bytes()
+        if start + len(raw) <= at:
+            continue
+        if how == "cut":
+            if start > at:
+                path.unlink()
+            else:
+                path.write_bytes(raw[: at - start + rng.randrange(60)])
+        elif start <= at:
+            # Pages of the middle did not get there, later ones did.
+            size = rng.randrange(8, 400)
+            path.write_bytes(raw[: at - start] + bytes(len(raw[at - start :][:size])) + raw[at - start + size :])
+    return at
+
+
+@pytest.mark.promise("P6", "P9")
+@pytest.mark.parametrize("how", ["cut", "hole"])
+@pytest.mark.parametrize("seed", range(12))
+def test_an_index_ahead_of_the_log_after_a_power_loss_is_taken_back_and_not_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, how: str
+) -> None:
+    rng = random.Random(seed)
+    rig = written(tmp_path, seed)
+    shards = [meta.number for meta in (info.meta for info in rig.engine.list_shard())]
+    for lane in rig.engine.lanes:
+        lane.log.sync()
+    rig.engine.index.settle()
+    synced = rig.engine.lanes[0].log.end
+    for step in range(rng.randrange(1, 40)):
+        rig.now_ms += rng.choice((-3, 0, 1, 50))
+        shard = rng.choice(shards)
+        if step % 3:
+            rig.put(shard, *(rng.randbytes(rng.randrange(30)) for _ in range(rng.randrange(1, 4))))
+        else:
+            expiry = rig.now_ms + 10**6 * (step % 2)
+            rig.put(shard, Record(b"v", rng.choice((b"a", b"b")), tags=(b"t",), expire_at_ms=expiry))
+        if step % 7 == 0:
+            rig.engine.index.flush()
+    at = power_cut(rig, rng, synced, how)
+    monkeypatch.setattr(StreamIndex, "wipe", lambda self: pytest.fail(f"seed {seed}: built again"))
+    rig.open()
+    assert rig.progress[-1][1] <= rig.engine.lanes[0].log.end - at + 400, f"seed {seed}"
+    monkeypatch.undo()
+    before = rig.rows()
+    read = {shard: rig.drained(shard) for shard in shards}
+    for shard in shards:
+        rig.put(shard, b"after")
+    rig.engine.checkpoint()
+    assert not [key for key, _ in rig.store.scan(INDEX) if key[:1] == b"U"], "nothing is unsynced"
+    for shard in shards:
+        assert rig.drained(shard)[:-1] == read[shard]
+    with_more = rig.rows()
+    rebuilt = rig.rebuilt()
+    assert rebuilt == with_more, f"seed {seed}: {explain(with_more, rebuilt)}"
+    assert before.keys() != with_more.keys()
+    rig.close()
+
+
+@pytest.mark.promise("P6", "P9")
+@pytest.mark.parametrize("what", ["deletes", "trim"])
+def test_a_lost_change_that_cannot_be_undone_has_the_index_built_again(tmp_path: Path, what: str) -> None:
+    rig = SegmentRig(tmp_path)
+    shard = rig.shard()
+    for _ in range(5):
+        rig.put(shard, b"a", b"b")
+    rig.engine.checkpoint()
+    rig.put(shard, b"later")
+    at = rig.engine.lanes[0].log.end
+    state = rig.engine.state_of(shard)
+    if what == "deletes":
+        rig.engine.append_deletes(state, [2, 3], rig.now_ms)
+    else:
+        rig.engine.delete_records_before(shard, 4)
+    rig.engine.index.settle()
+    rig.crash()
+    path = next((tmp_path / "log" / "0000").glob("*.log"))
+    path.write_bytes(path.read_bytes()[:at])
+    rig.open()
+    assert rig.progress[-1][1] == at, "the whole log was read"
+    expected = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10] if what == "deletes" else [4, 5, 6, 7, 8, 9, 10]
+    assert [record.offset for record in rig.drained(shard)] == expected
+    before = rig.rows()
+    assert rig.rebuilt() == before
+    rig.close()
+
+
+@pytest.mark.promise("P7")
+def test_a_log_that_lost_synced_bytes_has_the_index_built_again(tmp_path: Path) -> None:
+    rig = SegmentRig(tmp_path)
+    shard = rig.shard()
+    for _ in range(5):
+        rig.put(shard, b"a", b"b")
+    third = next(rig.engine.index.entries(shard, 6)).position
+    rig.close()
+    path = next((tmp_path / "log" / "0000").glob("*.log"))
+    path.write_bytes(path.read_bytes()[:third])
+    rig.open()
+    assert rig.engine.shard_info(shard).next_offset == 6
+    before = rig.rows()
+    assert rig.rebuilt() == before
     rig.close()
