@@ -100,6 +100,7 @@ class Supervised:
                 await self._close_store(vhost)
 
     async def _try_open(self) -> None:
+        await self._let_go()
         try:
             async with self._lock:
                 if self.state is VHostState.STOPPED:
@@ -143,7 +144,6 @@ class Supervised:
         self._restarting = asyncio.get_running_loop().create_task(self._restart(pause_s))
 
     async def _restart(self, pause_s: float) -> None:
-        await self._let_go()
         if pause_s:
             await asyncio.sleep(pause_s)
         await self._try_open()

@@ -1,0 +1,121 @@
+"""Policies: which one is in force, and what it does to queues and exchanges that exist."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.broker.rig import FakePublisher, drain, publish, run, until
+
+from basaltmq.broker.policy import Policies, Policy
+from basaltmq.broker.vhost import VHost
+from basaltmq.errors import InvalidArgumentError, NotFoundError
+from basaltmq.store.memory import MemoryStore
+
+
+def policy(name: str, pattern: str, definition: dict[str, Any] | None = None, **more: Any) -> Policy:
+    return Policy(name, pattern, definition or {"max-length": 5}, **more)
+
+
+def test_of_those_that_match_the_highest_priority_is_in_force() -> None:
+    policies = Policies(MemoryStore())
+    policies.set(policy("low", ".*", {"max-length": 1}))
+    policies.set(policy("high", "^orders", {"max-length": 2}, priority=7))
+    policies.set(policy("exchanges", ".*", {"alternate-exchange": "x"}, priority=9, apply_to="exchanges"))
+    policies.set(policy("quorum", ".*", {"max-length": 3}, priority=8, apply_to="quorum_queues"))
+    assert policies.of_queue("orders.new", "classic").name == "high"
+    assert policies.of_queue("new.orders", "classic").name == "low"
+    assert policies.of_queue("orders.new", "quorum").name == "quorum"
+    assert policies.of_exchange("anything").name == "exchanges"
+    policies.delete("high")
+    assert policies.of_queue("orders.new", "classic").name == "low"
+    with pytest.raises(NotFoundError):
+        policies.delete("high")
+
+
+def test_policies_survive() -> None:
+    store = MemoryStore()
+    first = Policies(store)
+    first.set(policy("p", "^q", {"max-length": 2, "overflow": "reject-publish"}, priority=3, apply_to="queues"))
+    first.set(policy("o", "^q", {"max-length": 1}), operators=True)
+    again = Policies(store)
+    again.load()
+    assert again.list() == first.list()
+    assert again.list(operators=True) == first.list(operators=True)
+
+
+def test_an_operators_limit_can_only_be_smaller() -> None:
+    policies = Policies(MemoryStore())
+    policies.set(policy("p", ".*", {"max-length": 10, "dead-letter-exchange": "dlx"}))
+    policies.set(policy("o", ".*", {"max-length": 3, "message-ttl": 100}), operators=True)
+    assert policies.of_queue("q", "classic").definition == {
+        "max-length": 3,
+        "dead-letter-exchange": "dlx",
+        "message-ttl": 100,
+    }
+    with pytest.raises(InvalidArgumentError, match="operator policy"):
+        policies.set(policy("o", ".*", {"dead-letter-exchange": "x"}), operators=True)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        policy("p", "("),
+        policy("p", "x" * 2000),
+        policy("p", ".*", {"max-length": -1}),
+        policy("p", ".*", {"no-such-key": 1}),
+        policy("p", ".*", {"alternate-exchange": 5}),
+        policy("p", ".*", apply_to="everything"),
+        Policy("p", ".*", {}),
+    ],
+)
+def test_what_cannot_be_a_policy_is_refused(wrong: Policy) -> None:
+    policies = Policies(MemoryStore())
+    with pytest.raises(InvalidArgumentError, match="'p'"):
+        policies.set(wrong)
+    assert policies.list() == []
+
+
+def test_a_policy_takes_effect_on_what_exists_and_ends_when_it_is_deleted() -> None:
+    async def test(vhost: VHost) -> None:
+        vhost.declare_queue("q", durable=True, arguments={"x-max-length": 3})
+        vhost.declare_queue("other", durable=True)
+        vhost.declare_exchange("x", "direct")
+        vhost.policies.set(
+            policy("p", "^q$", {"max-length": 2, "dead-letter-exchange": "", "dead-letter-routing-key": "other"})
+        )
+        vhost.policies.set(policy("ae", "^x$", {"alternate-exchange": "amq.fanout"}, apply_to="exchanges"))
+        vhost.bind_queue("other", "amq.fanout", "")
+        publisher = FakePublisher()
+        publish(vhost, publisher, "q", b"1", b"2", b"3")
+        publish(vhost, publisher, "nowhere", b"alternate", exchange="x", first=4)
+        await until(lambda: len(publisher.told) == 4)
+        assert [each.payload for each in drain(vhost, "q")] == [b"2", b"3"]
+        assert sorted(each.payload for each in drain(vhost, "other")) == [b"1", b"alternate"]
+        vhost.policies.delete("p")
+        vhost.policies.delete("ae")
+        assert vhost.plane.get("q").length_max == 3
+        assert vhost.topology.get("x").alternate is None
+        vhost.policies.set(policy("p", "^q$", {"max-length": 9}))
+        assert vhost.plane.get("q").length_max == 3, "of two limits the smaller one counts"
+        vhost.declare_queue("q", durable=True, arguments={"x-max-length": 3})
+
+    run(test)
+
+
+def test_a_policy_applies_to_what_is_declared_later_and_after_a_restart() -> None:
+    store = MemoryStore()
+
+    async def before(vhost: VHost) -> None:
+        vhost.policies.set(policy("p", "^q", {"message-ttl": 1000}))
+        vhost.declare_queue("q1", durable=True)
+        assert vhost.plane.get("q1").ttl_ms == 1000
+        assert vhost.queues.by_name["q1"].policy == "p"
+
+    async def after(vhost: VHost) -> None:
+        assert vhost.queues.by_name["q1"].policy == "p"
+        vhost.policies.delete("p")
+        assert vhost.plane.get("q1").ttl_ms is None
+
+    run(before, store)
+    run(after, store)

@@ -1,0 +1,164 @@
+"""Supervision: a virtual host that fails is opened again, not too often, and never alone on the way down (SPEC E9)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from tests.unit.broker.rig import BrokenStore, FakePublisher, drain, publish, until
+
+from basaltmq.broker.supervision import Supervised, VHostState
+from basaltmq.broker.vhost import VHost
+from basaltmq.errors import StorageError, VHostDownError
+from basaltmq.store.memory import MemoryStore
+
+
+class Rig:
+    """A supervised virtual host whose store survives its failures as a disk would."""
+
+    def __init__(self, *, restarts_max: int = 3, window_s: float = 300.0) -> None:
+        self.now_s = 0.0
+        self.opened = 0
+        self.refuse = 0
+        self.gave_up: list[str] = []
+        self.states: list[VHostState] = []
+        self.store = BrokenStore()
+        self.supervised = Supervised(
+            "/",
+            self._open,
+            self._close,
+            restarts_max=restarts_max,
+            window_s=window_s,
+            gave_up=lambda each: self.gave_up.append(each.name),
+            changed=lambda each: self.states.append(each.state),
+            clock_s=lambda: self.now_s,
+            pause_s=0.0,
+        )
+
+    async def _open(self) -> VHost:
+        self.opened += 1
+        if self.refuse:
+            self.refuse -= 1
+            raise StorageError("the test does not open")
+        rows = self.store._rows
+        self.store = BrokenStore()
+        self.store._rows = rows
+        return VHost("/", self.store)
+
+    async def _close(self, vhost: VHost) -> None:
+        assert isinstance(vhost.store, MemoryStore)
+
+    async def fail(self) -> None:
+        """Break the disk under the virtual host that runs, and wait for what comes of it."""
+        vhost = self.supervised.vhost()
+        vhost.fail(StorageError("the test breaks the disk"))
+        await until(lambda: self.supervised.state in (VHostState.RUNNING, VHostState.DOWN) and not self._is_busy(vhost))
+
+    def _is_busy(self, failed: VHost) -> bool:
+        return self.supervised.state is VHostState.RUNNING and self.supervised.vhost() is failed
+
+
+def with_rig(test: Callable[[Rig], Awaitable[None]], rig: Callable[[], Rig] = Rig) -> None:
+    async def whole() -> None:
+        made = rig()
+        await made.supervised.start()
+        try:
+            await test(made)
+        finally:
+            await made.supervised.stop()
+
+    asyncio.run(whole())
+
+
+@pytest.mark.spec("E9")
+@pytest.mark.promise("P11")
+def test_a_failed_vhost_restarts_with_all_that_was_confirmed() -> None:
+    async def test(rig: Rig) -> None:
+        vhost = rig.supervised.vhost()
+        vhost.declare_queue("q", durable=True)
+        publisher = FakePublisher()
+        publish(vhost, publisher, "q", b"kept")
+        await until(lambda: publisher.numbers() == [1])
+        await rig.fail()
+        again = rig.supervised.vhost()
+        assert again is not vhost
+        assert [each.payload for each in drain(again, "q")] == [b"kept"]
+        assert rig.supervised.restarts == 1
+        with pytest.raises(VHostDownError):
+            vhost.declare_queue("r")
+
+    with_rig(test)
+
+
+@pytest.mark.spec("E9")
+def test_the_fourth_failure_within_the_window_keeps_it_down_until_an_operator_acts() -> None:
+    async def test(rig: Rig) -> None:
+        for _ in range(3):
+            await rig.fail()
+            assert rig.supervised.state is VHostState.RUNNING
+            rig.now_s += 60
+        await rig.fail()
+        assert rig.supervised.state is VHostState.DOWN
+        assert rig.gave_up == ["/"]
+        with pytest.raises(VHostDownError, match="is down: the test breaks the disk"):
+            rig.supervised.vhost()
+        opened = rig.opened
+        await rig.supervised.start()
+        assert rig.supervised.vhost().is_up
+        assert rig.opened == opened + 1
+        await rig.fail()
+        assert rig.supervised.vhost().is_up, "an operator's start begins a count of its own"
+
+    with_rig(test)
+
+
+@pytest.mark.spec("E9")
+def test_failures_further_apart_than_the_window_do_not_add_up() -> None:
+    async def test(rig: Rig) -> None:
+        for _ in range(10):
+            await rig.fail()
+            assert rig.supervised.state is VHostState.RUNNING
+            rig.now_s += 101
+
+    with_rig(test)
+
+
+@pytest.mark.spec("E9")
+def test_a_vhost_that_does_not_open_is_tried_again_and_given_up() -> None:
+    def two() -> Rig:
+        rig = Rig()
+        rig.refuse = 2
+        return rig
+
+    async def recovers(rig: Rig) -> None:
+        await until(lambda: rig.supervised.state is VHostState.RUNNING)
+        assert rig.opened == 3
+        assert rig.supervised.error is None
+
+    def many() -> Rig:
+        rig = Rig()
+        rig.refuse = 100
+        return rig
+
+    async def stays_down(rig: Rig) -> None:
+        await until(lambda: rig.supervised.state is VHostState.DOWN)
+        assert rig.opened == 4
+        assert rig.gave_up == ["/"]
+
+    with_rig(recovers, two)
+    with_rig(stays_down, many)
+
+
+def test_stopping_ends_a_restart_under_way() -> None:
+    async def test(rig: Rig) -> None:
+        rig.refuse = 100
+        rig.supervised.vhost().fail(StorageError("gone"))
+        await rig.supervised.stop()
+        opened = rig.opened
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert rig.opened == opened
+        assert rig.supervised.state is VHostState.STOPPED
+
+    with_rig(test)

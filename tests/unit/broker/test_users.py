@@ -1,0 +1,259 @@
+"""Users, their passwords and permissions."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from basaltmq.broker import passwords
+from basaltmq.broker.permissions import Permissions
+from basaltmq.broker.users import User, Users
+from basaltmq.catalog.catalog import Catalog
+from basaltmq.errors import (
+    AccessRefusedError,
+    AlreadyExistsError,
+    AuthenticationError,
+    InvalidArgumentError,
+    NotFoundError,
+    UserNotFoundError,
+)
+from basaltmq.store.memory import MemoryStore
+
+
+async def at_once() -> None:
+    """Durable right away: the store is in memory."""
+
+
+def with_users(test: Callable[[Users, Permissions], Awaitable[None]], store: MemoryStore | None = None) -> None:
+    async def whole() -> None:
+        catalog = Catalog(store or MemoryStore())
+        catalog.open()
+        users, permissions = Users(catalog, at_once), Permissions(catalog, at_once)
+        users.changed = lambda name: permissions.forget()
+        await test(users, permissions)
+        catalog.close()
+
+    asyncio.run(whole())
+
+
+def rabbit(password: str, algorithm: str = "sha256") -> str:
+    salt = b"\x01\x02\x03\x04"
+    return base64.b64encode(salt + hashlib.new(algorithm, salt + password.encode()).digest()).decode()
+
+
+def test_a_hash_is_salted_and_checks_its_password_alone() -> None:
+    first, second = passwords.hash_password("secret"), passwords.hash_password("secret")
+    assert first != second
+    assert "secret" not in first
+    assert passwords.verify(first, "secret")
+    assert not passwords.verify(first, "Secret")
+    assert not passwords.verify(first, "")
+    assert not passwords.is_outdated(first)
+
+
+@given(st.text(max_size=60), st.text(max_size=10))
+def test_what_is_no_hash_lets_nobody_in(stored: str, password: str) -> None:
+    assert not passwords.verify(stored, password) or stored.startswith("scrypt$")
+
+
+@pytest.mark.parametrize("password", ["", "x" * 2000, None, "\ud800"])
+def test_what_cannot_be_a_password_is_refused(password: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="password"):
+        passwords.hash_password(password)
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "sha512"])
+def test_rabbitmqs_hashes_are_taken_over_and_made_anew_at_login(algorithm: str) -> None:
+    async def test(users: Users, permissions: Permissions) -> None:
+        taken = passwords.rabbit_hash(f"rabbit_password_hashing_{algorithm}", rabbit("hop", algorithm))
+        await users.create("rabbit", password_hash=taken)
+        with pytest.raises(AuthenticationError):
+            await users.authenticate("rabbit", "hup", peer_is_loopback=True)
+        assert users.hash_of("rabbit") == taken
+        assert (await users.authenticate("rabbit", "hop", peer_is_loopback=True)).name == "rabbit"
+        assert users.hash_of("rabbit").startswith("scrypt$")
+        await users.authenticate("rabbit", "hop", peer_is_loopback=True)
+
+    with_users(test)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "text"),
+    [
+        ("rabbit_password_hashing_md5", "AAAA"),
+        ("rabbit_password_hashing_sha256", "!"),
+        ("", base64.b64encode(b"x").decode()),
+    ],
+)
+def test_hashes_of_another_kind_are_refused(algorithm: str, text: str) -> None:
+    with pytest.raises(InvalidArgumentError):
+        passwords.rabbit_hash(algorithm, text)
+
+
+def test_users_come_in_by_their_password_and_never_learn_why_not() -> None:
+    async def test(users: Users, permissions: Permissions) -> None:
+        await users.create("ann", "right", tags=["monitoring", "monitoring"])
+        await users.create("keyless")
+        user = await users.authenticate("ann", "right", peer_is_loopback=False)
+        assert (user.name, user.tags, user.is_administrator) == ("ann", ("monitoring",), False)
+        said = set()
+        for name, password in (("ann", "wrong"), ("nobody", "right"), ("keyless", ""), ("keyless", "-"), ("", "")):
+            with pytest.raises(AuthenticationError) as refusal:
+                await users.authenticate(name, password, peer_is_loopback=True)
+            said.add(str(refusal.value).replace(f"'{name}'", "?"))
+        assert len(said) == 1
+        with pytest.raises(AlreadyExistsError):
+            await users.create("ann", "other")
+
+    with_users(test)
+
+
+def test_a_changed_password_and_a_deleted_user_hold_at_once() -> None:
+    async def test(users: Users, permissions: Permissions) -> None:
+        await users.create("ann", "old")
+        await users.authenticate("ann", "old", peer_is_loopback=True)
+        await users.set_password("ann", "new")
+        with pytest.raises(AuthenticationError):
+            await users.authenticate("ann", "old", peer_is_loopback=True)
+        await users.authenticate("ann", "new", peer_is_loopback=True)
+        await users.set_password("ann", None)
+        with pytest.raises(AuthenticationError):
+            await users.authenticate("ann", "new", peer_is_loopback=True)
+        await users.delete("ann")
+        with pytest.raises(UserNotFoundError):
+            users.get("ann")
+
+    with_users(test)
+
+
+def test_guest_comes_in_from_this_machine_only() -> None:
+    async def test(users: Users, permissions: Permissions) -> None:
+        await users.create("guest", "guest")
+        await users.authenticate("guest", "guest", peer_is_loopback=True)
+        with pytest.raises(AuthenticationError, match="can only connect via localhost"):
+            await users.authenticate("guest", "guest", peer_is_loopback=False)
+
+    with_users(test)
+
+
+def test_a_password_is_checked_once_for_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks: list[str] = []
+    verify = passwords.verify
+
+    def counted(stored: str, password: str) -> bool:
+        checks.append(password)
+        return verify(stored, password)
+
+    async def test(users: Users, permissions: Permissions) -> None:
+        await users.create("ann", "right")
+        monkeypatch.setattr(passwords, "verify", counted)
+        for _ in range(100):
+            await users.authenticate("ann", "right", peer_is_loopback=True)
+        assert checks == ["right"]
+        for _ in range(2):
+            with pytest.raises(AuthenticationError):
+                await users.authenticate("ann", "wrong", peer_is_loopback=True)
+        assert checks == ["right", "wrong", "wrong"]
+
+    with_users(test)
+
+
+def test_a_certificate_names_its_user() -> None:
+    async def test(users: Users, permissions: Permissions) -> None:
+        await users.create("ann")
+        subject = ((("organizationName", "o"),), (("commonName", "ann"),))
+        assert users.external({"subject": subject}).name == "ann"
+        for wrong in ({}, {"subject": ((("commonName", "bob"),),)}, {"subject": ((("organizationName", "ann"),),)}):
+            with pytest.raises(AuthenticationError):
+                users.external(wrong)
+
+    with_users(test)
+
+
+def test_permissions_are_patterns_of_names() -> None:
+    async def test(users: Users, permissions: Permissions) -> None:
+        await users.create("ann", "x")
+        ann = User("ann")
+        with pytest.raises(AccessRefusedError, match="access to vhost '/' refused for user 'ann'"):
+            permissions.check_vhost(ann, "/")
+        await permissions.set("ann", "/", configure="", write="^orders", read=".*")
+        permissions.check_vhost(ann, "/")
+        permissions.check(ann, "/", "write", "orders.new")
+        permissions.check(ann, "/", "read", "")
+        for kind, name in (("write", "new.orders"), ("configure", "orders"), ("write", "")):
+            with pytest.raises(AccessRefusedError, match=f"{kind} access"):
+                permissions.check(ann, "/", kind, name)
+        with pytest.raises(AccessRefusedError):
+            permissions.check(ann, "other", "read", "q")
+        await permissions.set("ann", "/", configure="", write="^amq.default$", read="^$")
+        permissions.check(ann, "/", "write", "")
+        with pytest.raises(AccessRefusedError):
+            permissions.check(ann, "/", "read", "q")
+        with pytest.raises(InvalidArgumentError):
+            await permissions.set("ann", "/", configure="(", write="", read="")
+        with pytest.raises(UserNotFoundError):
+            await permissions.set("nobody", "/", configure="", write="", read="")
+        await permissions.clear("ann", "/")
+        with pytest.raises(AccessRefusedError):
+            permissions.check_vhost(ann, "/")
+        with pytest.raises(NotFoundError):
+            await permissions.clear("ann", "/")
+
+    with_users(test)
+
+
+def test_topic_permissions_are_asked_in_addition() -> None:
+    async def test(users: Users, permissions: Permissions) -> None:
+        await users.create("a.n", "x")
+        user = User("a.n")
+        await permissions.set("a.n", "/", configure=".*", write=".*", read=".*")
+        permissions.check_topic(user, "/", "amq.topic", "write", "anything")
+        await permissions.set_topic("a.n", "/", "amq.topic", write="^{username}\\.", read="")
+        permissions.check_topic(user, "/", "amq.topic", "write", "a.n.x")
+        permissions.check_topic(user, "/", "other", "write", "anything")
+        for kind, key in (("write", "axn.x"), ("write", "b.x"), ("read", "a.n.x")):
+            with pytest.raises(AccessRefusedError, match="topic"):
+                permissions.check_topic(user, "/", "amq.topic", kind, key)
+        assert [each.exchange for each in permissions.list_topics()] == ["amq.topic"]
+        await permissions.clear_topic("a.n", "/", "amq.topic")
+        permissions.check_topic(user, "/", "amq.topic", "write", "b.x")
+
+    with_users(test)
+
+
+def test_everything_survives_and_a_deleted_users_permissions_do_not_come_back() -> None:
+    store = MemoryStore()
+
+    async def before(users: Users, permissions: Permissions) -> None:
+        await users.create("ann", "x", tags=["administrator"])
+        await users.create("bob", "x")
+        for name in ("ann", "bob"):
+            await permissions.set(name, "/", configure="c", write="w", read="r")
+        await users.delete("bob")
+
+    async def after(users: Users, permissions: Permissions) -> None:
+        assert [each.name for each in users.list()] == ["ann"]
+        assert (await users.authenticate("ann", "x", peer_is_loopback=False)).is_administrator
+        await users.create("bob", "y")
+        assert [(each.user, each.vhost, each.write) for each in permissions.list()] == [("ann", "/", "w")]
+        assert not permissions.may_use("bob", "/")
+
+    with_users(before, store)
+    with_users(after, store)
+
+
+def test_nothing_shown_of_a_user_is_a_secret() -> None:
+    async def test(users: Users, permissions: Permissions) -> None:
+        await users.create("ann", "hush")
+        shown = repr(users.get("ann")) + repr(users.list())
+        assert "hush" not in shown
+        assert "scrypt" not in shown
+
+    with_users(test)
