@@ -1,0 +1,222 @@
+"""`basalt serve` from start to stop: what it says when it cannot start, what it takes over, how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pika
+import pytest
+from tests.interop.server import POLL_S, ROOT, Broker, running
+
+from basaltmq.cli.api_client import path
+
+WAIT_S = 60
+HIDDEN = "BASALT_AUTH_DEFAULT_PASSWORD"
+FREE = ("--amqp-port=0", "--admin-port=0", "--fila-port=0")
+
+
+def serve(data_dir: Path, *flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a broker that is not going to start."""
+    return subprocess.run(
+        [sys.executable, "-m", "basaltmq.cli", "serve", f"--data-dir={data_dir}", *flags],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment},
+    )
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line that says why; before it only the log's lines of a start."""
+    lines = [line for line in done.stderr.splitlines() if " INFO " not in line]
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+def test_a_port_in_use_is_named_with_the_flag_to_change_it(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = serve(tmp_path / "data", f"--amqp-port={port}", "--admin-port=0", "--fila-port=0")
+    assert done.returncode == 69
+    said = last_line(done)
+    assert said.startswith("error [address_unavailable]: amqp: port")
+    assert f"port {port} on 127.0.0.1 is in use" in said
+    assert "--amqp-port" in said
+    assert not (tmp_path / "data").exists(), "the data was not touched"
+
+
+def test_data_in_use_by_another_broker_is_named(own_broker: Broker) -> None:
+    done = serve(own_broker.data_dir, *FREE)
+    assert done.returncode == 75
+    assert "error [store_locked]" in last_line(done)
+    assert str(own_broker.process.pid if own_broker.process else "") in last_line(done)
+
+
+def test_data_that_is_not_a_brokers_is_refused_and_left_alone(tmp_path: Path) -> None:
+    letter = tmp_path / "data" / "node" / "store" / "letter.txt"
+    letter.parent.mkdir(parents=True)
+    letter.write_text("dear")
+    done = serve(tmp_path / "data", *FREE)
+    assert done.returncode == 78
+    assert "error [not_a_store]" in last_line(done)
+    assert list(letter.parent.iterdir()) == [letter]
+
+
+def test_data_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    done = serve(Path("/proc/basalt"), *FREE)
+    assert done.returncode in (74, 77)
+    assert "/proc/basalt" in last_line(done)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "said"),
+    [
+        (("--amqp-port=many",), {}, "amqp.port from --amqp-port"),
+        ((), {"BASALT_LOG_LEVEL": "loud"}, "variable BASALT_LOG_LEVEL"),
+        (("--amqps-enabled=true",), {}, "amqps.enabled needs tls.certificate"),
+        (("--config=nowhere.toml",), {}, "nowhere.toml cannot be read"),
+        (("--tls-certificate=nowhere.pem", "--tls-key=nowhere.key"), {}, "nowhere.pem cannot be read"),
+        (("--host=203.0.113.7",), {}, "203.0.113.7 is no address of this machine"),
+    ],
+)
+def test_wrong_settings_end_with_one_line_and_a_code_that_is_not_restarted(
+    tmp_path: Path, flags: tuple[str, ...], environment: dict[str, str], said: str
+) -> None:
+    done = serve(tmp_path / "data", *FREE, *flags, **environment)
+    assert done.returncode in (78, 69)
+    assert said in last_line(done)
+    assert "Traceback" not in done.stderr
+
+
+def test_settings_are_printed_without_starting_anything(tmp_path: Path) -> None:
+    done = serve(tmp_path / "data", "--print-config", "--amqp-port=1234", **{HIDDEN: "hunter2"})
+    assert done.returncode == 0
+    assert "port = 1234" in done.stdout
+    assert "hunter2" not in done.stdout + done.stderr
+    assert not (tmp_path / "data").exists()
+
+
+@contextlib.contextmanager
+def connected(broker: Broker) -> Iterator[pika.BlockingConnection]:
+    connection = pika.BlockingConnection(pika.URLParameters(broker.url()))
+    try:
+        yield connection
+    finally:
+        with contextlib.suppress(pika.exceptions.AMQPError):
+            connection.close()
+
+
+def serve_events(connection: pika.BlockingConnection) -> None:
+    """Until the broker ends the connection."""
+    while True:
+        connection.process_data_events(1)
+
+
+@pytest.mark.promise("P1")
+@pytest.mark.spec("E6")
+def test_a_stop_confirms_what_came_in_tells_clients_and_leaves_data_that_opens_cleanly(own_broker: Broker) -> None:
+    with connected(own_broker) as connection, connected(own_broker) as consumer:
+        channel = connection.channel()
+        channel.queue_declare("jobs", durable=True)
+        channel.confirm_delivery()
+        for number in range(50):
+            channel.basic_publish("", "jobs", b"%d" % number, pika.BasicProperties(delivery_mode=2))
+        taking = consumer.channel()
+        taking.basic_qos(prefetch_count=5)
+        taken: list[bytes] = []
+        taking.basic_consume("jobs", lambda _channel, _method, _properties, body: taken.append(body))
+        while len(taken) < 5:
+            consumer.process_data_events(1)
+        own_broker.signal(signal.SIGTERM)
+        for each in (connection, consumer):
+            with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as told:
+                serve_events(each)
+            assert told.value.reply_code == 320
+            assert "shutting down" in told.value.reply_text
+    assert own_broker.wait() == 0
+    assert '"message":"stopped after' in own_broker.log()
+    own_broker.start()
+    assert own_broker.call("GET", path("queues", "/", "jobs"))["messages_ready"] == 50
+
+
+def test_a_second_signal_does_not_wait_for_clients_that_do_not_answer(own_broker: Broker) -> None:
+    # The clients do not read, so they do not answer; the grace of ten seconds is for them.
+    with socket.create_connection(("127.0.0.1", own_broker.port())), connected(own_broker) as connection:
+        own_broker.signal(signal.SIGTERM)
+        said(own_broker, '"message":"stopping"')
+        own_broker.signal(signal.SIGINT)
+        assert own_broker.wait() == 0
+        assert "SIGINT again: not waiting for clients" in own_broker.log()
+        with pytest.raises(pika.exceptions.AMQPError):
+            connection.channel()
+
+
+@pytest.mark.promise("P1")
+def test_confirmed_messages_are_there_after_kill_9(own_broker: Broker) -> None:
+    with connected(own_broker) as connection:
+        channel = connection.channel()
+        channel.queue_declare("jobs", durable=True)
+        channel.confirm_delivery()
+        for number in range(20):
+            channel.basic_publish("", "jobs", b"%d" % number, pika.BasicProperties(delivery_mode=2))
+        own_broker.kill()
+    own_broker.start()
+    assert own_broker.call("GET", path("queues", "/", "jobs"))["messages_ready"] == 20
+
+
+def test_a_reload_takes_over_what_it_can_and_keeps_all_if_something_is_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "basalt.toml"
+    file.write_text('[log]\nlevel = "info"\n')
+    with running(tmp_path / "data", f"--config={file}") as broker:
+        file.write_text('[log]\nlevel = "loud"\n')
+        broker.signal(signal.SIGHUP)
+        said(broker, "everything stays as it is")
+        file.write_text('[log]\nlevel = "debug"\n[auth]\nloopback_users = []\n[limits]\nheartbeat_s = 7\n')
+        broker.signal(signal.SIGHUP)
+        said(broker, "reloaded: auth.loopback_users, log.level")
+        assert "these wait for a restart: limits.heartbeat_s" in broker.log()
+        assert broker.call("GET", path("whoami"))["name"] == "guest"
+
+
+def said(broker: Broker, text: str) -> None:
+    """Wait until the broker has said it in its log, which nothing else tells of."""
+    until = time.monotonic() + WAIT_S
+    while text not in broker.log():
+        assert time.monotonic() < until, f"{text!r} was not said:\n{broker.log()}"
+        time.sleep(POLL_S)
+
+
+def test_systemd_hears_that_it_is_ready_and_that_it_stops(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(WAIT_S)
+        heard: list[str] = []
+        environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "2000000"}
+        with running(tmp_path / "data", environment=environment) as broker:
+            while not any("WATCHDOG=1" in each for each in heard):
+                heard.append(systemd.recv(4096).decode())
+            assert any(each.startswith("READY=1") for each in heard)
+            assert broker.stop() == 0
+            while not heard[-1].startswith("STOPPING=1"):
+                heard.append(systemd.recv(4096).decode())
+
+
+def test_a_log_of_json_lines_has_neither_payloads_nor_passwords(own_broker: Broker) -> None:
+    own_broker.call("PUT", path("users", "dave"), {"password": "top-secret-1", "tags": []})
+    body = {"routing_key": "none", "payload": "top-secret-2"}
+    own_broker.call("POST", path("exchanges", "/", "amq.default", "publish"), body)
+    with pytest.raises(pika.exceptions.ProbableAuthenticationError):
+        pika.BlockingConnection(pika.URLParameters(own_broker.url().replace("guest@", "top-secret-3@")))
+    assert own_broker.stop() == 0
+    lines = [msgspec.json.decode(line) for line in own_broker.log().splitlines()]
+    assert {"time", "level", "logger", "message"} <= lines[0].keys()
+    assert "top-secret" not in own_broker.log()
