@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS ?= 2
 
-.PHONY: help run test check format bench coverage-page clean
+.PHONY: help run demo test check format bench coverage-page clean
 
 help: ## Show this page
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,8 +22,11 @@ $(READY): requirements/base.txt requirements/dev.txt pyproject.toml setup.py $(w
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-run: $(READY) ## Start Basalt on embedded storage in ./data
-	$(BIN)/python -m basaltmq.demo --data-dir data
+run: $(READY) ## Start the broker on storage in ./data, and say what to type next
+	@$(BIN)/basalt serve --data-dir data
+
+demo: $(READY) ## Write and read an embedded store in ./demo-data, without a broker
+	@$(BIN)/basalt demo
 
 test: $(READY) ## Run the checks and every test
 	@$(MAKE) --no-print-directory check

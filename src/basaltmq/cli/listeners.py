@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 import ssl
@@ -25,6 +24,9 @@ from basaltmq.protocols.amqp091.tuning import Limits
 FOLLOW_S: Final = 0.5
 """How soon gRPC follows a virtual host that was restarted."""
 
+AT_ONCE_S: Final = 0.1
+"""For clients to be told, when there is no time to wait for their answers."""
+
 _log: Final = logging.getLogger(__name__)
 
 
@@ -42,32 +44,26 @@ class AmqpListener:
     def __init__(
         self, node: Node, config: Config, sockets: dict[str, socket.socket], tls: ssl.SSLContext | None
     ) -> None:
-        limits = config.limits
         self._server = AmqpServer(
             node,
-            limits=Limits(
-                frame_bytes_max=limits.frame_bytes_max,
-                channel_max=limits.channels_max,
-                heartbeat_s=limits.heartbeat_s,
-                message_bytes_max=int(limits.message_bytes_max),
-            ),
+            limits=Limits.of(config.limits),
             cluster_name=config.name,
-            connections_max=limits.connections_max,
+            connections_max=config.limits.connections_max,
         )
         self._sockets = {section: sockets[section] for section in ("amqp", "amqps") if section in sockets}
         self._tls = tls
 
     async def start(self) -> None:
         for section, sock in self._sockets.items():
-            host, port = sock.getsockname()[:2]
-            await self._server.listen(host, port, tls=self._tls if section == "amqps" else None)
-            # It only kept the port for us.
-            sock.close()
+            await self._server.listen_on(sock, tls=self._tls if section == "amqps" else None)
 
     async def close(self, grace_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(grace_s, 0.1)):
+        try:
+            async with asyncio.timeout(max(grace_s, AT_ONCE_S)):
                 await self._server.close("the broker is shutting down")
+        except TimeoutError:
+            for connection in list(self._server.connections):
+                connection.abort()
 
 
 class AdminListener:

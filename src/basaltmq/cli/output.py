@@ -8,15 +8,19 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any, Final
 
 import click
 import msgspec
 
-from basaltmq.errors import BasaltError
+from basaltmq.errors import BasaltError, NotAStoreError
 
 PROGRESS_INTERVAL_S: Final = 0.2
 """Between two redraws of a progress line."""
+
+VHOSTS: Final = "vhosts"
+"""What the data directory of a broker has in it."""
 
 Row = Mapping[str, Any]
 
@@ -28,19 +32,27 @@ class BasaltGroup(click.Group):
         try:
             return super().invoke(ctx)
         except BasaltError as error:
-            raise CommandError(error) from error
+            raise CommandError(error, hint=_hint(error, ctx.obj)) from error
 
 
 class CommandError(click.ClickException):
     """An error of ours, shown as one line."""
 
-    def __init__(self, error: BasaltError) -> None:
+    def __init__(self, error: BasaltError, hint: str = "") -> None:
         super().__init__(str(error))
         self._error = error
+        self._hint = hint
 
     def show(self, file: IO[Any] | None = None) -> None:
-        hint = "; trying again may help" if self._error.retriable else ""
+        hint = self._hint or ("; trying again may help" if self._error.retriable else "")
         click.echo(f"error [{self._error.code}]: {self.message}{hint}", err=True)
+
+
+def _hint(error: BasaltError, data_dir: object) -> str:
+    """What a command on a store may have meant that was given the directory of a broker."""
+    if isinstance(error, NotAStoreError) and isinstance(data_dir, Path) and (data_dir / VHOSTS).is_dir():
+        return f"; it is a broker's: use --server, or --data-dir {data_dir}/{VHOSTS}/HASH/store when it is stopped"
+    return ""
 
 
 def show(rows: Sequence[Row], *, as_json: bool, empty: str = "nothing to show") -> None:
