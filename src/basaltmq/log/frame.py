@@ -50,13 +50,15 @@ DROP: Final = 5
 
 RELOCATED: Final = 1
 REWRITTEN: Final = 2
+AWAITED: Final = 4
+"""Asked to be durable, in a shard whose writes are not: it and what follows it is not to be seen before."""
 
 HEADER: Final = Struct("<IIIIQQIIqqqBBHI")
 """All of a header; `Header` without magic, its own checksum and what is reserved."""
 _COVERED: Final = Struct("<IIQQIIqqqBBHI")
 _FRONT: Final = Struct("<II")
 _KINDS: Final = range(COLUMNAR, DROP + 1)
-_FLAGS: Final = RELOCATED | REWRITTEN
+_FLAGS: Final = RELOCATED | REWRITTEN | AWAITED
 _ZEROS: Final = bytes(ALIGNMENT)
 _crc32c = google_crc32c.value
 _extend = google_crc32c.extend

@@ -22,7 +22,7 @@ import google_crc32c
 
 from basaltmq.errors import CorruptionError
 from basaltmq.log.columnar import EXPIRIES, OFFSET_DELTAS, ColumnBatch, Extent, directory_bytes, directory_of
-from basaltmq.log.frame import COLUMNAR, HEADER, HEADER_BYTES, MAGIC
+from basaltmq.log.frame import AWAITED, COLUMNAR, HEADER, HEADER_BYTES, MAGIC
 from basaltmq.log.record import StoredRecord
 
 Cut: TypeAlias = Callable[[int, int], bytes]
@@ -115,7 +115,7 @@ def take_runs(
         magic, header_crc, body_crc, length, of, base, said, last_delta, _, _, _, kind, flags, _, _ = (
             HEADER.unpack_from(raw, at)
         )
-        if base != expected or of != shard or flags or kind != COLUMNAR or magic != MAGIC:
+        if base != expected or of != shard or flags & ~AWAITED or kind != COLUMNAR or magic != MAGIC:
             break
         if begin + length > size:
             is_cut = True

@@ -51,6 +51,7 @@ from basaltmq.streams.index_plain import PlainRows
 from basaltmq.streams.index_rows import (
     HAS_KEYS,
     HAS_TAGS,
+    IS_AWAITED,
     IS_REWRITTEN,
     Entry,
     SegmentStats,
@@ -553,7 +554,7 @@ class StreamIndex:
         words = Words(batch_of_records, config)
         deleted = self.deleted(number, entry.base_offset, entry.last_offset) if shard.deleted else ()
         expire_ms = first_expiry(batch_of_records, entry.base_offset, shard.start_offset, deleted)
-        flags = words.flags | (entry.flags & IS_REWRITTEN)
+        flags = words.flags | (entry.flags & (IS_REWRITTEN | IS_AWAITED))
         entry = entry._replace(expire_min_ms=expire_ms, tag_mask=words.tag_mask, flags=flags)
         if flags & IS_REWRITTEN:
             shard.rewritten += 1

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from basaltmq.errors import CorruptionError
 from basaltmq.log.columnar import ColumnBatch
-from basaltmq.log.frame import REWRITTEN, Header
+from basaltmq.log.frame import AWAITED, REWRITTEN, Header
 from basaltmq.log.record import NEVER
 from basaltmq.store import keys
 from basaltmq.store.api import Reader
@@ -32,6 +32,8 @@ HAS_KEYS: Final = 1
 HAS_TAGS: Final = 2
 IS_REWRITTEN: Final = 4
 """Made by compaction of what is left of other frames."""
+IS_AWAITED: Final = 8
+"""Not to be seen from beside the writer before it is durable, whatever the shard's level."""
 
 NO_TAGS: Final = 0
 NO_FLAGS: Final = 0
@@ -222,5 +224,5 @@ def entry_of(header: Header, position: int, words: Words, expire_min_ms: int) ->
         header.store_time_ms,
         words.tag_mask,
         expire_min_ms,
-        words.flags | (IS_REWRITTEN if header.flags & REWRITTEN else 0),
+        words.flags | (IS_REWRITTEN if header.flags & REWRITTEN else 0) | (IS_AWAITED if header.flags & AWAITED else 0),
     )

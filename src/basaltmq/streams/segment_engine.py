@@ -46,6 +46,7 @@ from basaltmq.errors import (
 )
 from basaltmq.log.columnar import EXPIRIES, ColumnBatch
 from basaltmq.log.frame import (
+    AWAITED,
     COLUMNAR,
     DROP,
     TRIM,
@@ -73,7 +74,7 @@ from basaltmq.streams.adapter import (
 )
 from basaltmq.streams.durability import Durability
 from basaltmq.streams.index import StreamIndex
-from basaltmq.streams.index_rows import NO_WORDS, Entry, Words, first_expiry
+from basaltmq.streams.index_rows import IS_AWAITED, NO_WORDS, Entry, Words, first_expiry
 from basaltmq.streams.leaders import HERE, Leaders
 from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.segment_batches import DELTA_MAX, as_columns, offset_runs
@@ -268,8 +269,21 @@ class SegmentEngine(SegmentReader):
         time_min_ms = batch.timestamp_min_ms
         time_max_ms = batch.timestamp_max_ms
         expire_ms = first_expiry(batch, base) if EXPIRIES in batch.extents else NEVER
+        flags, frame_flags = words.flags, 0
+        if waits and state.config.durability is not _SYNCED:
+            flags, frame_flags = flags | IS_AWAITED, AWAITED
         parts = encode_frame(
-            log.seed, COLUMNAR, state.number, base, count, last - base, time_min_ms, time_max_ms, now_ms, body
+            log.seed,
+            COLUMNAR,
+            state.number,
+            base,
+            count,
+            last - base,
+            time_min_ms,
+            time_max_ms,
+            now_ms,
+            body,
+            frame_flags,
         )
         size = frame_bytes(len(body))
         with lane.lock:
@@ -279,7 +293,7 @@ class SegmentEngine(SegmentReader):
             segment = log.active_start
             # As Entry(...) makes it, without the Python around.
             entry = tuple.__new__(
-                Entry, (last, base, position, size, count, time_max_ms, now_ms, words.tag_mask, expire_ms, words.flags)
+                Entry, (last, base, position, size, count, time_max_ms, now_ms, words.tag_mask, expire_ms, flags)
             )
             index.append(lane.number, segment, state, entry, time_min_ms, words)
             if position == segment and position:

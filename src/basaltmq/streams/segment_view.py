@@ -4,9 +4,10 @@ The index of a store that is open elsewhere lags behind its log: it is written w
 on disk. `catch_up` applies the rest of the log to it as recovery does, into an `OverlayStore`, so in memory. Nothing is
 repaired: damage is passed over, a torn tail is left for the next look.
 
-What a reader may see (promise P3): of a shard at `synced`, frames below the lane's durable position; of any other, all
-that is whole in the log. The shard is shown as if what is hidden were not there. Copies made by cleaning lie at the end
-of the lane but hold what was durable before, because only that is copied; they are never hidden.
+What a reader may see (promise P3): of a shard at `synced`, frames below the lane's durable position; of any other,
+all that is whole in the log up to a frame that asked to be durable and is not. The shard is shown as if what is
+hidden were not there. Copies made by cleaning lie at the end of the lane but hold what was durable before, because
+only that is copied; they are never hidden.
 
 Frames of shards the store does not know are taken for those of deleted ones. A frame that shows that the store was
 looked at too early, because its shard was made later, is StoreBehindError.
@@ -29,7 +30,7 @@ from basaltmq.store.families import Family
 from basaltmq.store.overlay import OverlayStore
 from basaltmq.streams.adapter import Budget, Clock, Otherwise
 from basaltmq.streams.durability import Durability
-from basaltmq.streams.index_rows import IS_REWRITTEN, Entry
+from basaltmq.streams.index_rows import IS_AWAITED, IS_REWRITTEN, Entry
 from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.segment_engine import SHARDS_LOADED_MAX, SegmentEngine
 from basaltmq.streams.segment_read import FramesRead
@@ -180,14 +181,21 @@ class SegmentView(SegmentEngine):
     def _hide(self, state: SegmentShard, meta: ShardMeta) -> None:
         """Take the frames that are not to be seen off the end of a shard."""
         lane = self.seen[state.lane]
-        limit = lane.log.end
-        if meta.config.durability is Durability.SYNCED:
-            limit = min(limit, lane.durable_position)
+        is_synced = meta.config.durability is Durability.SYNCED
         prefix = keys.frame_key(state.number, 0)[:9]
+        last: list[Entry] = []
+        hidden = 0
         for key, raw in self._store.scan(Family.STREAM_INDEX, *keys.prefix_range(prefix), reverse=True):
             entry = Entry.decode(keys.decode_frame_key(key)[1], raw)
-            if entry.position + entry.size_bytes <= limit or self._is_copy(lane, entry):
+            end = entry.position + entry.size_bytes
+            if end <= min(lane.durable_position, lane.log.end):
                 break
+            last.append(entry)
+            if is_synced or end > lane.log.end or entry.flags & IS_AWAITED:
+                if self._is_copy(lane, entry):
+                    break
+                hidden = len(last)
+        for entry in last[:hidden]:
             state.frames -= 1
             state.records -= entry.records
             state.size_bytes -= entry.size_bytes

@@ -10,6 +10,7 @@ from tests.unit.streams.segment_rig import INDEX, SegmentRig, explain
 
 from basaltmq.log import recovery
 from basaltmq.log.record import Record
+from basaltmq.streams.durability import Durability
 from basaltmq.streams.index import StreamIndex
 from basaltmq.streams.segment_replay import Replay
 
@@ -24,8 +25,10 @@ def written(path: Path, seed: int) -> SegmentRig:
         rig.now_ms += rng.choice((-3, 0, 1, 50))
         plain = [Record(rng.randbytes(rng.randrange(40))) for _ in range(rng.randrange(1, 6))]
         what = rng.random()
-        if what < 0.75:
+        if what < 0.7:
             rig.put(shard, *plain)
+        elif what < 0.75:
+            rig.engine.wait(rig.engine.batch_write(shard, plain, Durability.SYNCED))
         elif what < 0.80:
             rig.put(shard, Record(b"v", b"key", tags=(b"t",)))
         elif what < 0.84:

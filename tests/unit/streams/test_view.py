@@ -21,6 +21,7 @@ from basaltmq.errors import (
 from basaltmq.log.record import Record
 from basaltmq.streams import segment_cleaner
 from basaltmq.streams import view as view_module
+from basaltmq.streams.durability import Durability
 from basaltmq.streams.segment_view import SegmentView
 from basaltmq.streams.view import StreamView
 
@@ -92,6 +93,27 @@ def test_what_is_not_synced_is_not_shown_of_a_synced_topic_and_is_of_a_written_o
         view.refresh()
         assert values(view, "safe") == [b"one", b"two", b"three"]
         assert view.info("safe", 0).records == 3
+
+
+@pytest.mark.promise("P3")
+@pytest.mark.parametrize("is_flushed", [False, True])
+def test_a_write_that_asked_to_be_synced_hides_itself_and_what_follows_in_a_written_topic(
+    writer: Writer, is_flushed: bool
+) -> None:
+    writer.create("quick", durability="written")
+    writer.put("quick", b"seen")
+    shard = writer.plane.drivers.info("quick", 0).meta.number
+    asked = writer.engine.batch_write(shard, [Record(b"awaited")], Durability.SYNCED)
+    writer.put("quick", b"after")
+    assert writer.read_all("quick")[-1].value == b"seen"
+    if is_flushed:
+        writer.engine.index.harden()
+    with open_view(writer) as view:
+        assert values(view, "quick") == [b"seen"]
+        assert view.info("quick", 0).records == 1
+        writer.engine.wait(asked)
+        view.refresh()
+        assert values(view, "quick") == [b"seen", b"awaited", b"after"]
 
 
 @pytest.mark.promise("P3")
