@@ -192,6 +192,10 @@ class BackingQueue(Protocol):
         """True if a fetch would find nothing."""
         ...
 
+    def floor(self) -> bytes | None:
+        """A place at or below that of every waiting message; empty if it is not known, None if nothing waits."""
+        ...
+
     def forget_returned(self) -> None:
         """Say `paged_out` for every message in memory that came back: memory is about to be lost."""
         ...

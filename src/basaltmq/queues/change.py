@@ -27,6 +27,7 @@ class Change:
         "_cancelled",
         "_steps_after",
         "_steps_before",
+        "_steps_last",
         "_steps_undo",
         "batch",
         "fresh",
@@ -50,6 +51,7 @@ class Change:
         self._steps_before: dict[object, Step] = {}
         self._steps_after: list[Step] = []
         self._steps_undo: list[Step] = []
+        self._steps_last: dict[object, Step] = {}
         self._cancelled: set[tuple[Family, bytes]] = set()
 
     def has_before(self, owner: object) -> bool:
@@ -62,6 +64,10 @@ class Change:
     def after(self, step: Step) -> None:
         """Run `step` when the write has returned. It must not fail."""
         self._steps_after.append(step)
+
+    def last(self, owner: object, step: Step) -> None:
+        """Run `step`, once per owner, when memory shows all of the change."""
+        self._steps_last[owner] = step
 
     def undo(self, step: Step) -> None:
         """Run `step` if the change is not written. Steps run from the last to the first."""
@@ -82,6 +88,8 @@ class Change:
 
     def applied(self) -> None:
         for step in self._steps_after:
+            step()
+        for step in self._steps_last.values():
             step()
 
     def refused(self) -> None:

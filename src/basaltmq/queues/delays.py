@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from basaltmq.queues import rows, timers
+from basaltmq.queues import reclaim, rows, timers
 from basaltmq.queues.backing import APART, SPILLED, TRANSIENT, Entry
 from basaltmq.queues.change import Change
 from basaltmq.queues.expiry import expire
@@ -57,12 +57,19 @@ def return_due(queue: Queue, change: Change) -> bool:
         queue.delayed_from_ns = now_ns + 1
         return False
     queue.touch(change)
+    # Rows of a queue of this name that was deleted may still be there.
+    grave = queue.shared.reclaim.floor_ns(queue.name).to_bytes(8, "big")
     entries: list[Entry] = []
+    dead: list[Entry] = []
     for key, row in found:
         change.batch.delete(Family.DELAYED, key)
         entry = rows.read_entry(message_of(key)[0], row)
+        if key[-24:-16] < grave:
+            dead.append(entry)
+            continue
         entries.append(entry)
         uncount(queue, entry)
+    reclaim.release(queue.shared.content, change, dead)
     last_ns = message_of(found[-1][0])[1]
     change.after(lambda: _looked(queue, last_ns))
     _come_back(queue, change, entries)

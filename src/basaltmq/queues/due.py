@@ -18,6 +18,8 @@ from basaltmq.queues.loaded import LoadedQueues
 from basaltmq.queues.queue import MS, Shared
 from basaltmq.queues.timers import Timer
 from basaltmq.queues.waiters import Waiters
+from basaltmq.store.families import Family
+from basaltmq.store.keys import lease_call_expiry_key
 
 DUE_MAX: Final = 64
 """Leases and timers served by one `run`; each is a batch of its own."""
@@ -61,19 +63,21 @@ class Due:
         self.bring_back_to_limits()
         for expires_ns, name, token in self._shared.lease_expiry.due(now_ns, DUE_MAX):
             try:
-                self._expire_lease(now_ns, name, token)
+                self._expire_lease(now_ns, expires_ns, name, token)
             except BaseException:
                 self._shared.lease_expiry.add(expires_ns, name, token)
                 raise
         for timer in self._shared.timers.due(now_ns, DUE_MAX):
             self._serve(now_ns, timer)
+        if self._shared.reclaim.is_pending:
+            self._changes.do(self._shared.reclaim.step, now_ns)
         self._wake_for_tokens(now_ns)
         self._promised_ns = self.deadline_ns()
         return self._promised_ns
 
     def deadline_ns(self) -> int | None:
         """When something is due next."""
-        if self._over_limit:
+        if self._over_limit or self._shared.reclaim.is_pending:
             return 0
         known = [self._shared.lease_expiry.deadline_ns(), self._shared.timers.deadline_ns()]
         known += [self._token_ns(name) for name in self._token_queues()]
@@ -122,13 +126,18 @@ class Due:
             if at_ns is not None and at_ns <= now_ns:
                 self._wake(name)
 
-    def _expire_lease(self, now_ns: int, name: str, token: int) -> None:
+    def _expire_lease(self, now_ns: int, expires_ns: int, name: str, token: int) -> None:
+        def forget(change: Change) -> None:
+            change.batch.delete(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key(expires_ns, name, token))
+
         if self._loaded.config(name) is None:
+            self._changes.do(forget, now_ns)
             return
         queue = self._loaded.require(name)
         try:
             queue.leases.require(token)
         except StaleLeaseError:
+            self._changes.do(forget, now_ns)
             return
         self._changes.do(lambda change: expire_lease(queue, change, token), now_ns)
 

@@ -16,6 +16,7 @@ from typing import Final
 
 from basaltmq.queues.backing import Entry, Info, Leased
 from basaltmq.queues.change import Change
+from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT
 from basaltmq.queues.fairness import FairScheduler
 from basaltmq.queues.paging import MemoryBudget, PagingLimits, PagingQueue, cancel_rows, delete_rows, put_rows
 from basaltmq.queues.proxy import Proxy
@@ -30,28 +31,56 @@ _PLACE_BYTES: Final = 24
 _STRIDE: Final = 8
 """Rows of one sub-queue that are stepped over before it is cheaper to seek to the next one."""
 
+_FLOOR_SUBS_MAX: Final = 64
+"""Sub-queues asked for their first message to know the queue's; with more it is not worth the while."""
 
-def sub_queues_on_disk(store: Store, queue: str) -> Iterator[tuple[str, bytes]]:
-    """Sub-queues that have a row, each with the first one."""
+
+def sub_queues_on_disk(store: Store, queue: str, floor: bytes = b"") -> Iterator[tuple[str, bytes]]:
+    """Sub-queues that have a row at or above the place `floor`, each with one of them.
+
+    The usual sub-queue is looked at from the floor on: below it there may be millions of tombstones.
+    """
     start, end = prefix_range(message_prefix(queue))
-    head = len(start)
+    assert end is not None, "a length-prefixed name is never all 0xff"
+    if not floor:
+        yield from _sub_queues(store, len(start), start, end, floor)
+        return
+    usual = prefix_of(queue, FAIRNESS_KEY_DEFAULT)
+    behind = _above(usual)
+    yield from _sub_queues(store, len(start), start, usual, floor)
+    yield from _sub_queues(store, len(start), usual + floor, behind, floor)
+    yield from _sub_queues(store, len(start), behind, end, floor)
+
+
+def _sub_queues(store: Store, head: int, start: bytes, end: bytes, floor: bytes) -> Iterator[tuple[str, bytes]]:
     while True:
         current = b""
         stepped = 0
+        found = False
         for key, row in store.scan(Family.MESSAGES, start, end):
             if current and key.startswith(current):
+                if not found and key[-_PLACE_BYTES:-16] >= floor:
+                    found = True
+                    yield take_lp(current, head)[0].decode(), row
                 stepped += 1
                 if stepped > _STRIDE:
                     break
                 continue
             sub, at = take_lp(key, head)
             current, stepped = key[:at], 0
-            yield sub.decode(), row
+            found = key[-_PLACE_BYTES:-16] >= floor
+            if found:
+                yield sub.decode(), row
         else:
             return
-        following = prefix_range(current)[1]
-        assert following is not None, "a length-prefixed name is never all 0xff"
-        start = following
+        # Past the rows below the floor first, if that is all that was seen of it.
+        start = _above(current) if found or start == current + floor else current + floor
+
+
+def _above(prefix: bytes) -> bytes:
+    following = prefix_range(prefix)[1]
+    assert following is not None, "a length-prefixed name is never all 0xff"
+    return following
 
 
 class FairQueue(Proxy):
@@ -61,6 +90,7 @@ class FairQueue(Proxy):
         "_blocked",
         "_budget",
         "_discover",
+        "_floor",
         "_head",
         "_leased",
         "_limits",
@@ -78,8 +108,11 @@ class FairQueue(Proxy):
         limits: PagingLimits,
         leased: Leased,
         discover: Callable[[], Iterable[tuple[str, bytes]]] | None = None,
+        floor: bytes = b"",
     ) -> None:
-        """`discover` tells the sub-queues on disk when first asked; None if there are none."""
+        """`discover` tells the sub-queues on disk when first asked; None if there are none. Nothing is below
+        `floor`."""
+        self._floor = floor
         self._store = store
         self._queue = queue
         self._head = len(lp(queue)) + 2
@@ -140,14 +173,16 @@ class FairQueue(Proxy):
         return found
 
     def _make(self, sub: str, *, known_empty: bool) -> PagingQueue:
+        prefix = prefix_of(self._queue, sub)
         return PagingQueue(
             self._store,
-            prefix_of(self._queue, sub),
+            prefix,
             self._budget,
             self._limits,
             read_entries,
             self._leased,
             known_empty=known_empty,
+            head=prefix + self._floor,
         )
 
     def _known(self) -> None:
@@ -197,6 +232,8 @@ class FairQueue(Proxy):
         self._known()
         taken: list[Entry] = []
         for name in list(self._subs) if sub is None else [sub]:
+            if len(taken) == count_max:
+                break
             queue = self._subs.get(name)
             if queue is not None:
                 taken += queue.fetchwhile(holds, count_max - len(taken))
@@ -245,6 +282,11 @@ class FairQueue(Proxy):
 
     def is_empty(self) -> bool:
         return self.head() is None
+
+    def floor(self) -> bytes | None:
+        if self._discover is not None or len(self._subs) > _FLOOR_SUBS_MAX:
+            return b""
+        return min((low for queue in self._subs.values() if (low := queue.floor()) is not None), default=None)
 
     def forget_returned(self) -> None:
         for queue in self._subs.values():

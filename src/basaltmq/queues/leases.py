@@ -217,7 +217,7 @@ class Leases:
     def room(self) -> int:
         return LEASED_MAX - len(self._by_id)
 
-    def keys(self) -> list[bytes]:
+    def all_keys(self) -> list[bytes]:
         return [e.key for call in self._by_token.values() for e in call.entries.values()]
 
     def add(self, batch: Batch, call: LeaseCall) -> None:
@@ -313,15 +313,10 @@ class Leases:
     def _encode(self, call: LeaseCall) -> bytes:
         return encode_lease_call(call, self._queue_bytes)
 
-    def delete_rows(self, batch: Batch) -> None:
-        """Every row of every lease of the queue."""
-        for call in self._by_token.values():
-            if call.is_hold:
-                continue
+    def delete_expiry(self, batch: Batch, call: LeaseCall) -> None:
+        """The row of a call in the expiry index goes; the call's own row is somebody else's matter."""
+        if not call.is_hold:
             batch.delete(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key(call.expires_ns, self._queue, call.token))
-        start, end = prefix_range(lease_call_prefix(self._queue))
-        assert end is not None, "a length-prefixed name is never all 0xff"
-        batch.delete_range(Family.LEASE_CALLS, start, end)
 
 
 class LeaseExpiry:

@@ -91,10 +91,12 @@ class LoadedQueues:
     def make(self, change: Change, config: QueueConfig) -> Queue:
         """Make a queue in a change."""
         name = config.name
+        stats = QueueStats()
+        stats.floor_ns = self._shared.reclaim.floor_ns(name)
         change.batch.put(Family.QUEUES, queue_key(name), encode_config(config))
-        change.batch.put(Family.QUEUE_STATS, queue_stats_key(name), QueueStats().encode())
+        change.batch.put(Family.QUEUE_STATS, queue_stats_key(name), stats.encode())
         self.arm_unused(change, config)
-        queue = self._queues[name] = self._assemble(config, QueueStats(), Leases(name))
+        queue = self._queues[name] = self._assemble(config, stats, Leases(name))
         change.undo(lambda: self.unload(name))
         return queue
 
@@ -121,10 +123,11 @@ class LoadedQueues:
     def _assemble(self, config: QueueConfig, stats: QueueStats, leases: Leases) -> Queue:
         shared, name = self._shared, config.name
         account = shared.budget.account()
-        discover = None if stats.messages == 0 else lambda: sub_queues_on_disk(self._store, name)
+        floor = stats.floor_ns.to_bytes(8, "big") if stats.floor_ns else b""
+        discover = None if stats.messages == 0 else lambda: sub_queues_on_disk(self._store, name, floor)
 
         def fair(discover: Callable[[], Iterator[tuple[str, bytes]]] | None = None) -> FairQueue:
-            return FairQueue(self._store, name, account, shared.paging, leases, discover)
+            return FairQueue(self._store, name, account, shared.paging, leases, discover, floor)
 
         backing: BackingQueue = PriorityQueue(name, fair, discover) if config.priorities_max else fair(discover)
         queue = Queue(shared, config, stats, leases, backing, account, self._clock_ns())

@@ -1,13 +1,23 @@
-"""Operations of many batches: purge, move, redrive, delete. The plane's lock is free between two of them.
+"""Operations on queues of any length: purge, move, redrive, delete. None of them holds the plane for its length.
 
-A queue of ten million messages is worked through page by page; everybody else gets a turn after each page. Each page is
-one batch and leaves queues that are right, so a crash, an error or an impatient caller in the middle costs nothing but
-the rest of the work.
+A queue of ten million messages is worked through page by page, and the lock is free between two pages. Each page is one
+batch and leaves queues that are right, so a crash, an error or an impatient caller in the middle costs nothing but the
+rest of the work. What others do meanwhile:
+
+    purge          takes what was enqueued before it began and is ready when its page comes. A queue without bodies
+                   apart and without transient messages is purged in one batch of ranges.
+    move, redrive  the same, each page looked at in key order. What comes in meanwhile stays.
+    delete         the queue is gone for everyone with the first batch; its name is free at once. What is left of it on
+                   disk is nobody's and goes in pages (reclaim.py), by this call or when `run_due` comes round.
+
+A queue that is deleted in the middle ends the operation with QueueNotFoundError; what was moved is moved.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from typing import Final
 
 from basaltmq.errors import InvalidArgumentError
 from basaltmq.queues import removal
@@ -18,6 +28,9 @@ from basaltmq.queues.message import Message
 from basaltmq.queues.queue import Queue
 from basaltmq.queues.redrive import PAGE, DueNs, Page, Wanted, move_page, origin_of
 from basaltmq.queues.waiters import Waiters
+
+RECLAIM_PAGES: Final = 4
+"""Pages of a deleted queue that its deletion takes away itself: an ordinary queue leaves nothing behind."""
 
 
 class LongOperations:
@@ -32,33 +45,38 @@ class LongOperations:
         """Delete a queue with all that is its."""
         with self._changes.lock:
             self._changes.require_alone("delete")
-            require_free(self._loaded.require(name))
-            self._changes.do(lambda change: removal.end_leases(self._loaded.require(name), change))
-            after: bytes | None = b""
-            while after is not None and self._loaded.require(name).stats.apart:
-                after = self._delete_bodies(name, after)
-            self._changes.do(lambda change: removal.delete_queue(self._loaded.require(name), change))
+            queue = self._loaded.require(name)
+            require_free(queue)
+            self._changes.do(lambda change: removal.delete_queue(queue, change))
             self._loaded.unload(name)
             self._waiters.wake_queue(name)
-
-    def _delete_bodies(self, name: str, after: bytes) -> bytes | None:
-        return self._changes.do(lambda change: removal.delete_bodies(self._loaded.require(name), change, after))
+        for _ in range(RECLAIM_PAGES):
+            _breathe()
+            with self._changes.lock:
+                if queue.shared.reclaim.is_pending:
+                    self._changes.do(queue.shared.reclaim.step)
 
     def purge(self, name: str) -> int:
         """Delete everything that is ready; how many that were. Leased and delayed messages stay."""
         with self._changes.lock:
             self._changes.require_alone("purge")
-            count = len(self._loaded.require(name))
-            while not self._changes.do(lambda change: removal.purge(self._loaded.require(name), change)):
-                pass
+            until_ns = self._loaded.require(name).shared.places.last_ns
+            count, is_done = self._purge_page(name, None)
+        while not is_done:
+            _breathe()
+            purged, is_done = self._purge_page(name, until_ns)
+            count += purged
         return count
+
+    def _purge_page(self, name: str, until_ns: int | None) -> tuple[int, bool]:
+        return self._changes.do(lambda change: removal.purge(self._loaded.require(name), change, until_ns))
 
     def move(self, source: str, target: str, count: int | None, wanted: Wanted | None) -> int:
         """Move ready messages to the end of another queue; how many."""
         with self._changes.lock:
             self._changes.require_alone("move")
             self._loaded.require(target)
-            return self._move(source, lambda message: self._loaded.require(target), count, wanted, None)
+        return self._move(source, lambda message: self._loaded.require(target), count, wanted, None)
 
     def redrive(
         self, name: str, to: str | None, count: int | None, wanted: Wanted | None, rate_per_s: float | None
@@ -75,7 +93,7 @@ class LongOperations:
             self._changes.require_alone("redrive")
             if to is not None:
                 self._loaded.require(to)
-            return self._move(name, target_of, count, wanted, rate_per_s)
+        return self._move(name, target_of, count, wanted, rate_per_s)
 
     def _move(
         self,
@@ -88,11 +106,15 @@ class LongOperations:
         moved = 0
         after: bytes | None = b""
         begin_ns = self._changes.clock_ns()
+        with self._changes.lock:
+            until_ns = self._loaded.require(source).shared.places.last_ns
         while after is not None and (count is None or moved < count):
             left = PAGE if count is None else count - moved
-            page = self._move_page(source, after, left, target_of, wanted, _turns(begin_ns, moved, rate_per_s))
+            turns = _turns(begin_ns, moved, rate_per_s)
+            page = self._move_page(source, after, left, until_ns, target_of, wanted, turns)
             moved += page.moved
             after = page.after
+            _breathe()
         return moved
 
     def _move_page(
@@ -100,12 +122,15 @@ class LongOperations:
         source: str,
         after: bytes,
         count: int,
+        until_ns: int,
         target_of: Callable[[Message], Queue | None],
         wanted: Wanted | None,
         due_ns: DueNs | None,
     ) -> Page:
         return self._changes.do(
-            lambda change: move_page(self._loaded.require(source), change, after, count, target_of, wanted, due_ns)
+            lambda change: move_page(
+                self._loaded.require(source), change, after, count, until_ns, target_of, wanted, due_ns
+            )
         )
 
 
@@ -115,3 +140,8 @@ def _turns(begin_ns: int, already: int, rate_per_s: float | None) -> DueNs | Non
         return None
     step_ns = 1e9 / rate_per_s
     return lambda index: begin_ns + int((already + index) * step_ns)
+
+
+def _breathe() -> None:
+    """Let those who wait for the lock have it: giving it up alone does not, as the interpreter goes on with us."""
+    time.sleep(0)

@@ -356,6 +356,13 @@ class PagingQueue:
     def is_empty(self) -> bool:
         return self.head() is None
 
+    def floor(self) -> bytes | None:
+        at = len(self._prefix)
+        firsts = [entry.key for entry in self._window[:1]] + [key for key, _ in self._returned[:1]]
+        if self._cursor is not None:
+            firsts.append(self._cursor)
+        return min((key[at : at + 8] for key in firsts), default=None)
+
     def forget_returned(self) -> None:
         for entry in self._in_memory():
             if entry.flags & RETURNED:

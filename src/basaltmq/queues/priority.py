@@ -96,6 +96,8 @@ class PriorityQueue(Proxy):
         self._known()
         taken: list[Entry] = []
         for level in self._levels.values():
+            if len(taken) == count_max:
+                break
             taken += level.fetchwhile(holds, count_max - len(taken), sub)
         return taken
 
@@ -124,6 +126,11 @@ class PriorityQueue(Proxy):
 
     def is_empty(self) -> bool:
         return self.head() is None
+
+    def floor(self) -> bytes | None:
+        if self._discover is not None:
+            return b""
+        return min((low for level in self._levels.values() if (low := level.floor()) is not None), default=None)
 
     def forget_returned(self) -> None:
         for level in self._levels.values():

@@ -10,35 +10,32 @@ messages and waiting consumers tie it down.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from basaltmq.errors import InvalidArgumentError
-from basaltmq.ids import Ids
 from basaltmq.queues import advice, dedup, failures, limits, making, rows
 from basaltmq.queues.backing import APART, RETURNED, SPILLED, TIMED, TRANSIENT, BackingQueue, Entry
-from basaltmq.queues.boot import Places
 from basaltmq.queues.change import Change
 from basaltmq.queues.config import DURATION_MS_MAX, Durability, QueueConfig
-from basaltmq.queues.content import Content
-from basaltmq.queues.dead_letters import DeadLetterRouter
 from basaltmq.queues.delays import delay
 from basaltmq.queues.delivery import PRIORITY, REDELIVERED, Delivery
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
 from basaltmq.queues.expiry import expire
 from basaltmq.queues.hooks import QueueHooks
-from basaltmq.queues.leases import FOREVER, LEASE_MAX, LeaseCall, LeaseExpiry, Leases, Tokens
+from basaltmq.queues.leases import FOREVER, LEASE_MAX, LeaseCall, Leases
 from basaltmq.queues.making import ENQUEUE_MAX, MS, Made
 from basaltmq.queues.message import Message, encode_row
-from basaltmq.queues.paging import MemoryBudget, PagingLimits
+from basaltmq.queues.paging import MemoryBudget
+from basaltmq.queues.shared import Shared
 from basaltmq.queues.stats import DURABLE_FIELDS, QueueStats
-from basaltmq.queues.throttle import TokenBuckets
 from basaltmq.queues.throttling import Throttling
-from basaltmq.queues.timers import Timers
-from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.keys import lp, queue_stats_key, timed_of
+
+FLOOR_EVERY: Final = 10_000
+"""Acks between two looks at where the queue begins: at most so many tombstones are read when it is loaded."""
 
 __all__ = ["ENQUEUE_MAX", "MS", "Queue", "Shared", "check_visibility"]
 
@@ -50,40 +47,11 @@ def check_visibility(visibility_ms: int) -> None:
         )
 
 
-@dataclass(slots=True)
-class Shared:
-    """What the queues of a plane have in common."""
-
-    store: Store
-    ids: Ids
-    content: Content
-    tokens: Tokens
-    places: Places
-    lease_expiry: LeaseExpiry
-    timers: Timers
-    find: Callable[[Change, str], Queue]
-    """The queue of this name, made in the change if it is missing: where dead letters go."""
-    exists: Callable[[str], bool]
-    """Whether there is a queue of this name."""
-    check_limits: Callable[[str], None]
-    """The queue of this name got messages that its limits were not asked about."""
-    buckets: TokenBuckets = field(default_factory=TokenBuckets)
-    throttles: set[str] = field(default_factory=set)
-    """Throttle keys that have a limit."""
-    parked: dict[str, None] = field(default_factory=dict)
-    """Queues with messages that wait for tokens, of which those who listen are to be told."""
-    holders: Callable[[str], Sequence[object]] = lambda name: ()
-    """Prepared branches that have messages in the queue of this name, or for it."""
-    route_dead: DeadLetterRouter | None = None
-    """Where dead letters go, if the layer above has a say in it."""
-    budget: MemoryBudget = field(default_factory=MemoryBudget)
-    paging: PagingLimits = field(default_factory=PagingLimits)
-
-
 class Queue:
     """A queue that is loaded."""
 
     __slots__ = (
+        "_raise_floor_at",
         "_stats_key",
         "account",
         "backing",
@@ -126,6 +94,7 @@ class Queue:
         self.throttling: Throttling | None = None
         self.delayed_from_ns = 0
         self.expiry_from_ns = 0
+        self._raise_floor_at = stats.acked + FLOOR_EVERY
         self.has_returned = False
         self.has_unsaved = False
         priority = 0 if config.priorities_max else None
@@ -254,6 +223,10 @@ class Queue:
     def admit(self, change: Change, entries: Sequence[Entry], sub: str | None = None) -> None:
         """Let messages in that are complete: published, returned from a delay, dead-lettered, moved."""
         self.count(entries, 1)
+        if sub is None and self.stats.floor_ns and entries:
+            # What was delayed comes back to its old place.
+            lowest_ns = int.from_bytes(min([e.key[-24:-16] for e in entries]), "big")
+            self.stats.floor_ns = min(self.stats.floor_ns, lowest_ns)
         self.backing.publish(change, entries, sub)
         if entries:
             change.ready[self.name] = None
@@ -417,7 +390,20 @@ class Queue:
             self.leases.cancel(change, call)
         self.delete(change, entries)
         self.stats.acked += len(entries)
+        if self.stats.acked >= self._raise_floor_at:
+            change.last(self, self.raise_floor)
         return len(entries)
+
+    def raise_floor(self) -> None:
+        """Note from which place on there are messages, for whoever loads the queue: below are tombstones only."""
+        self._raise_floor_at = self.stats.acked + FLOOR_EVERY
+        if len(self.leases) > FLOOR_EVERY or (self.throttling is not None and len(self.throttling)):
+            return
+        low = self.backing.floor()
+        if low is None:
+            low = (self.shared.places.last_ns + 1).to_bytes(8, "big")
+        low = min([low, *[key[-24:-16] for key in self.leases.all_keys()]])
+        self.stats.floor_ns = max(self.stats.floor_ns, int.from_bytes(low, "big"))
 
     def take(self, change: Change, token: int, ids: Sequence[bytes] | None) -> list[Entry]:
         """Messages of a lease leave it without being done; the lease row says so. Their rows may not be in memory."""

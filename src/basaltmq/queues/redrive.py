@@ -46,18 +46,26 @@ def move_page(
     change: Change,
     after: bytes,
     count: int,
+    until_ns: int,
     target_of: Callable[[Message], Queue | None],
     wanted: Wanted | None,
     due_ns: DueNs | None = None,
 ) -> Page:
-    """Move up to `count` messages of the page behind the key `after`."""
+    """Move up to `count` messages of the page behind the key `after`, none with a place above `until_ns`."""
     source.settle_down(change.now_ns)
     page = source.backing.browse(after, PAGE)
     groups: dict[Queue, list[tuple[Entry, Message]]] = {}
     moved = 0
     last = after
+    until = until_ns.to_bytes(8, "big")
+    is_last = len(page) < PAGE
     for entry in page:
         if moved == count:
+            break
+        if entry.key[-24:-16] > until:
+            # Came in since the operation began, like all behind it in its sub-queue.
+            last = entry.key[:-24] + b"\xff" * 24
+            is_last = False
             break
         last = entry.key
         message = source.open(entry)
@@ -78,7 +86,7 @@ def move_page(
         source.remove(change, [entry for entry, _ in moving], keep_bodies=True)
         _arrive(target, change, moving, at, due_ns)
         at += len(moving)
-    return Page(moved, None if len(page) < PAGE and moved < count else last)
+    return Page(moved, None if is_last and moved < count else last)
 
 
 def _arrive(

@@ -1,22 +1,19 @@
 """Emptying and deleting queues (SPEC C13, P10).
 
-What has no bodies apart goes by ranges, whatever its size, in one batch. Bodies apart are found row by row, so a queue
-that has some is emptied in batches, each of which leaves a queue that is right: after a crash in the middle it has
-fewer messages, and the operation, which was not confirmed, is made again.
+What has no bodies apart goes by ranges, whatever its size, in one batch. Bodies apart are found row by row. So a queue
+that has some is purged page by page, each of which leaves a queue that is right; and deleted at once, with the rows of
+its messages left to reclaim.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from basaltmq.queues import rows
-from basaltmq.queues.backing import APART, TIMED, Entry
+from basaltmq.queues.backing import TIMED
 from basaltmq.queues.change import Change
 from basaltmq.queues.leases import LeaseCall
 from basaltmq.store.families import Family
-from basaltmq.store.keys import lp, message_of, prefix_range, queue_key, queue_stats_key, timed_of
+from basaltmq.store.keys import lp, prefix_range, queue_key, queue_stats_key, timed_of
 
 if TYPE_CHECKING:
     from basaltmq.queues.queue import Queue
@@ -26,6 +23,9 @@ PAGE: Final = 1000
 
 RANGES_MAX: Final = 1000
 """Ranges in one batch: every leased message parts one in two, and every range deleted costs later reads a little."""
+
+EXPIRIES_MAX: Final = 10_000
+"""Rows of the lease expiry deleted with a queue. Those of more leases go when their time comes: they lead nowhere."""
 
 BY_QUEUE: Final = (
     Family.MESSAGES,
@@ -39,17 +39,22 @@ BY_QUEUE: Final = (
 """Families whose keys begin with lp(queue)."""
 
 
-def purge(queue: Queue, change: Change) -> bool:
-    """Delete what is ready, or a page of it; True when nothing is left."""
+def purge(queue: Queue, change: Change, until_ns: int | None) -> tuple[int, bool]:
+    """Delete what is ready, or a page of it; how many, and whether that was all.
+
+    With `until_ns` only messages up to that place, page by page; None is for the first page, which may be everything.
+    """
     queue.touch(change)
     queue.settle_down(change.now_ns)
-    if queue.stats.apart or len(queue.leases) >= RANGES_MAX or queue.stats.transient:
-        taken = queue.backing.fetch(PAGE)
-        change.undo(lambda: queue.backing.put_back(taken))
-        queue.delete(change, taken)
-        return len(taken) < PAGE
-    _purge_ranges(queue, change)
-    return True
+    if until_ns is None and not (queue.stats.apart or queue.stats.transient or len(queue.leases) >= RANGES_MAX):
+        count = len(queue)
+        _purge_ranges(queue, change)
+        return count, True
+    until = (queue.shared.places.last_ns if until_ns is None else until_ns).to_bytes(8, "big")
+    taken = queue.backing.fetchwhile(lambda entry: entry.key[-24:-16] <= until, PAGE)
+    change.undo(lambda: queue.backing.put_back(taken))
+    queue.delete(change, taken)
+    return len(taken), len(taken) < PAGE
 
 
 def _purge_ranges(queue: Queue, change: Change) -> None:
@@ -70,54 +75,25 @@ def _purge_ranges(queue: Queue, change: Change) -> None:
     change.after(queue.backing.purge)
 
 
-def end_leases(queue: Queue, change: Change) -> None:
-    """Every lease of the queue is over; its tokens are refused from here on."""
-    queue.settle_down(change.now_ns)
-    queue.leases.delete_rows(change.batch)
-    entries: list[Entry] = []
-    for call in queue.leases.calls():
-        entries += _end_lease(queue, change, call)
-    queue.backing.requeue(change, entries)
-
-
-def _end_lease(queue: Queue, change: Change, call: LeaseCall) -> list[Entry]:
-    _, taken = queue.leases.take(call.token, None)
-    change.undo(lambda: queue.leases.restore(call, taken))
-    change.after(lambda: queue.shared.lease_expiry.remove(call.token))
-    return list(taken.values())
-
-
-def delete_bodies(queue: Queue, change: Change, after: bytes) -> bytes | None:
-    """Delete the messages of a page that have bodies apart, with their bodies; where to go on, None at the end."""
-    queue.touch(change)
-    start, end = _range(queue)
-    page = list(islice(queue.shared.store.scan(Family.MESSAGES, max(start, after + b"\0"), end), PAGE))
-    entries = [rows.read_entry(key, row) for key, row in page]
-    queue.remove(change, [e for e in entries if e.flags & APART], keep_bodies=False)
-    if len(page) == PAGE:
-        return page[-1][0]
-    waiting = list(islice(((key, e) for key, e in _delayed(queue) if e.flags & APART), PAGE))
-    for key, _ in waiting:
-        change.batch.delete(Family.DELAYED, key)
-    queue.shared.content.release(change, [(rows.body_of(e.row), e.key[-16:], e.flags) for _, e in waiting])
-    queue.stats.apart -= len(waiting)
-    queue.stats.delayed -= len(waiting)
-    queue.stats.delayed_bytes -= sum(e.size_bytes for _, e in waiting)
-    return end if len(waiting) == PAGE else None
-
-
-def _delayed(queue: Queue) -> Iterator[tuple[bytes, Entry]]:
-    for key, row in queue.shared.store.scan(Family.DELAYED, *_range(queue)):
-        yield key, rows.read_entry(message_of(key)[0], row)
-
-
 def delete_queue(queue: Queue, change: Change) -> None:
-    """Delete every row of a queue that has neither leases nor bodies apart."""
-    assert not len(queue.leases), "leases end before their queue"
+    """A queue is gone, for everyone and in one batch. What has bodies apart is left to be reclaimed."""
+    calls = queue.leases.calls()
+    for call in calls[:EXPIRIES_MAX]:
+        queue.leases.delete_expiry(change.batch, call)
+    change.after(lambda: _forget_leases(queue, calls))
+    by_row = (Family.MESSAGES, Family.DELAYED) if queue.stats.apart else ()
+    if by_row:
+        queue.shared.reclaim.bury(change, queue.name, queue.shared.places.next(change))
     for family in BY_QUEUE:
-        change.batch.delete_range(family, *_range(queue))
+        if family not in by_row:
+            change.batch.delete_range(family, *_range(queue))
     change.batch.delete(Family.QUEUES, queue_key(queue.name))
     change.batch.delete(Family.QUEUE_STATS, queue_stats_key(queue.name))
+
+
+def _forget_leases(queue: Queue, calls: list[LeaseCall]) -> None:
+    for call in calls:
+        queue.shared.lease_expiry.remove(call.token)
 
 
 def _range(queue: Queue) -> tuple[bytes, bytes]:

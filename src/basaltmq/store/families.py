@@ -89,6 +89,7 @@ class Family(enum.IntEnum):
     TIMERS = ("timers", CHURN)
     DEDUP = ("dedup", CHURN)
     DEDUP_EXPIRY = ("dedup_expiry", CHURN)
+    DELETED_QUEUES = ("deleted_queues",)
     QUEUE_BRANCHES = ("queue_branches",)
     BRANCH_DRAFTS = ("branch_drafts", CONTENT)
 
