@@ -24,13 +24,13 @@ class Server:
     """A server process on a directory."""
 
     def __init__(self, directory: Path, options: dict[str, Any]) -> None:
-        self._directory = directory
+        self.directory = directory
         self._options = options
         self.start()
 
     def start(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(PROCESS), str(self._directory), json.dumps(self._options)],
+            [sys.executable, str(PROCESS), str(self.directory), json.dumps(self._options)],
             stdout=subprocess.PIPE,
             text=True,
         )

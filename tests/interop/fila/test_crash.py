@@ -1,0 +1,111 @@
+"""The server is killed with messages in the hands of consumers: nothing confirmed is lost, nothing acked comes back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from itertools import islice
+
+import fila
+import pytest
+from tests.interop.fila.conftest import Admin, Server
+
+import grpc
+from basaltmq.client import Client, Leased
+from basaltmq.errors import BasaltError, StaleLeaseError
+
+PRODUCERS = 4
+
+
+@pytest.mark.promise("P1")
+@pytest.mark.spec("C6", "C7")
+def test_leases_of_streams_are_back_at_once_after_a_crash(serve: Callable[..., Server]) -> None:
+    server = serve()
+    with grpc.insecure_channel(server.address) as channel:
+        Admin(channel).CreateQueue(name="q", config={"visibility_timeout_ms": 3_600_000})
+    client = fila.Client(server.address)
+    sent = [client.enqueue("q", None, b"%d" % i) for i in range(40)]
+    stream = client.consume("q")
+    held = [message.id for message in islice(stream, 25)]
+    for message_id in held[:10]:
+        client.ack("q", message_id)
+    # Acks are written when they are answered, and durable with the next enqueue.
+    sent.append(client.enqueue("q", None, b"last"))
+    server.kill()
+    client.close()
+    server.start()
+    again = fila.Client(server.address)
+    got = [(message.id, message.attempt_count) for message in islice(again.consume("q"), 31)]
+    assert got == [(message_id, 0) for message_id in sent if message_id not in held[:10]]
+    with pytest.raises(fila.MessageNotFoundError):
+        again.ack("q", held[0])
+    again.close()
+
+
+@pytest.mark.promise("P1")
+def test_every_enqueue_that_was_answered_survives_a_crash(serve: Callable[..., Server]) -> None:
+    server = serve()
+    with grpc.insecure_channel(server.address) as channel:
+        Admin(channel).CreateQueue(name="q")
+    confirmed: list[list[str]] = [[] for _ in range(PRODUCERS)]
+    enough = threading.Barrier(PRODUCERS + 1)
+
+    def produce(number: int) -> None:
+        client = fila.Client(server.address)
+        try:
+            for i in range(10_000):
+                confirmed[number].append(client.enqueue("q", {"n": str(number)}, b"%d" % i))
+                if i == 30:
+                    enough.wait(30)
+        except fila.RPCError:
+            return
+
+    threads = [threading.Thread(target=produce, args=(number,)) for number in range(PRODUCERS)]
+    for thread in threads:
+        thread.start()
+    enough.wait(60)
+    server.kill()
+    for thread in threads:
+        thread.join(60)
+    server.start()
+    expected = {message_id for ids in confirmed for message_id in ids}
+    assert len(expected) > 30 * PRODUCERS
+    with grpc.insecure_channel(server.address) as channel:
+        depth = Admin(channel).GetStats(queue="q").depth
+    with fila.Client(server.address) as client:
+        got = {message.id for message in islice(client.consume("q"), depth)}
+    assert expected <= got
+    assert len(got) <= len(expected) + PRODUCERS, "one call of each may have been written and not answered"
+
+
+@pytest.mark.spec("C7")
+def test_a_lease_with_a_token_outlives_the_crash_and_is_fenced_when_it_is_over(serve: Callable[..., Server]) -> None:
+    server = serve()
+    with Client(server.address) as client:
+        client.create_queue("q", visibility_timeout_ms=5_000)
+        client.enqueue("q", [b"a", b"b"])
+        kept, lost = client.lease("q", 2)
+        client.enqueue("q", b"makes the lease durable")
+    # The client went away, and its leases with it.
+    with Client(server.address) as client:
+        held: list[Leased] = []
+        while len(held) < 3:
+            held += client.lease("q", 3, wait=20)
+        assert {each.payload for each in held} == {b"a", b"b", b"makes the lease durable"}
+        with pytest.raises(StaleLeaseError):
+            client.ack([kept, lost])
+        client.enqueue("q", b"last")
+        server.kill()
+        server.start()
+        other = Client(server.address)
+        try:
+            assert [each.payload for each in other.lease("q", 10)] == [b"last"], "the others are leased still"
+            again: list[Leased] = []
+            while len(again) < 3:
+                again += other.lease("q", 10, wait=20)
+            assert {(each.payload, each.attempts) for each in again} == {(each.payload, 1) for each in held}
+            with pytest.raises(BasaltError):
+                client.ack(held)
+            assert other.ack(again) == 3
+        finally:
+            other.close()
