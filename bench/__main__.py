@@ -24,6 +24,7 @@ BENCHES: Final = [
     "log",
     "grpc",
     "log_read",
+    "queues_events",
 ]
 
 

@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from basaltmq.embedded.events import EventSettings, EventWriter
 from basaltmq.embedded.queue import EmbeddedQueue
 from basaltmq.embedded.queues import OpenQueues
 from basaltmq.embedded.topic import EmbeddedTopic
@@ -72,6 +73,8 @@ class Settings:
     """Commits of groups: durable before they return, or written in the background."""
     maintenance_interval_s: float = MAINTENANCE_INTERVAL_S
     clock_ms: Callable[[], int] = _now_ms
+    events: EventSettings | None = None
+    """Tell the system topic `__events` what happens to messages in queues; None for not at all."""
     clock_ns: Callable[[], int] = time.time_ns
     """The clock of the queues, whose places and deadlines are finer than milliseconds."""
 
@@ -203,8 +206,23 @@ class Basalt:
             if self._stop.is_set():
                 raise StoreClosedError(f"the store at {self.path} is closed; open it again")
             if self._queues is None:
-                self._queues = OpenQueues(self.store, self._settings.clock_ns)
+                self._queues = self._new_queues()
             return self._queues
+
+    def _new_queues(self) -> OpenQueues:
+        told = self._settings.events
+        events = None if told is None else EventWriter(self.streams, told)
+        try:
+            return OpenQueues(self.store, self._settings.clock_ns, events)
+        except BaseException:
+            if events is not None:
+                events.close()
+            raise
+
+    def event_counters(self) -> dict[str, int]:
+        """How lifecycle events fare: written, waiting_bytes, dropped, failed; empty if they are off."""
+        events = self._open_queues().events
+        return {} if events is None else events.counters()
 
     def backup(self, target: str | os.PathLike[str]) -> None:
         """An openable copy of this moment at `target`, which must not exist: rows and log, with checksums of all files.

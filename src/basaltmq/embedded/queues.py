@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
+from basaltmq.embedded.events import EventWriter
 from basaltmq.embedded.queue import EmbeddedQueue
 from basaltmq.errors import InvalidConfigError, QueueExistsError, QueueNotFoundError, StoreClosedError
 from basaltmq.queues.config import QueueConfig
@@ -43,7 +44,7 @@ _log = logging.getLogger("basaltmq")
 class OpenQueues:
     """An open queue plane with its thread."""
 
-    def __init__(self, store: Store, clock_ns: Callable[[], int]) -> None:
+    def __init__(self, store: Store, clock_ns: Callable[[], int], events: EventWriter | None = None) -> None:
         self._clock_ns = clock_ns
         self._changed = threading.Event()
         self._closing = False
@@ -53,6 +54,9 @@ class OpenQueues:
         except BaseException:
             self.commit.close()
             raise
+        self.events = events
+        if events is not None:
+            self.plane.record_events(events.recorder)
         for fault in self.plane.bad_settings:
             _log.error("a setting of the queues cannot be used: %s", fault)
         self._thread = threading.Thread(target=self._run, name="basalt-queues", daemon=True)
@@ -65,6 +69,8 @@ class OpenQueues:
         self.plane.close()
         self._thread.join()
         self.commit.close()
+        if self.events is not None:
+            self.events.close()
 
     def open(self, name: str, given: dict[str, Any], *, create: bool) -> EmbeddedQueue:
         """The queue of this name, made with these settings if there is none and `create` is on."""

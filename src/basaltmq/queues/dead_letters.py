@@ -29,6 +29,7 @@ from basaltmq.queues import rows
 from basaltmq.queues.backing import APART, SHARED, TRANSIENT, Entry
 from basaltmq.queues.change import Change
 from basaltmq.queues.config import QueueConfig
+from basaltmq.queues.lifecycle import Kind
 from basaltmq.queues.message import Message
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ def bury(queue: Queue, change: Change, entries: Sequence[Entry], reason: str, *,
         else:
             queue.stats.dead_lettered += 1
             moving.append((entry, message))
+    _tell(queue, change, reason, [entry for entry, _ in moving], gone)
     _drop(queue, change, gone, waiting)
     if moving:
         assert name is not None
@@ -162,8 +164,10 @@ def _bury_routed(
         else:
             queue.stats.dropped += 1
             gone.append(entry)
+    leaving = [entry for entry, _, _ in moving]
+    _tell(queue, change, reason, leaving, gone)
     _drop(queue, change, gone, waiting)
-    _leave(queue, change, [entry for entry, _, _ in moving], waiting)
+    _leave(queue, change, leaving, waiting)
     arriving: dict[Queue, list[tuple[Entry, Message]]] = {}
     for entry, message, targets in moving:
         for target, copy in zip(targets, _copies(queue, change, entry, message, len(targets)), strict=True):
@@ -204,6 +208,14 @@ def _drop(queue: Queue, change: Change, gone: list[Entry], waiting: bool) -> Non
         queue.delete(change, gone)
 
 
+def _tell(queue: Queue, change: Change, reason: str, moving: Sequence[Entry], gone: Sequence[Entry]) -> None:
+    note = queue.shared.events.note
+    if reason == EXPIRED:
+        note(change, Kind.EXPIRED, queue, [*moving, *gone], tried=True)
+    note(change, Kind.DEAD_LETTERED, queue, moving, tried=True)
+    note(change, Kind.DROPPED, queue, gone, tried=True)
+
+
 def _leave(queue: Queue, change: Change, entries: list[Entry], waiting: bool) -> None:
     if waiting:
         queue.remove(change, entries, keep_bodies=True)
@@ -233,4 +245,5 @@ def settle_in(target: Queue, change: Change, moving: Sequence[tuple[Entry, Messa
             )
         )
     target.stats.enqueued += len(entries)
+    target.shared.events.note(change, Kind.ENQUEUED, target, entries)
     return entries

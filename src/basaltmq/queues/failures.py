@@ -17,6 +17,7 @@ from basaltmq.queues.change import Change
 from basaltmq.queues.dead_letters import ATTEMPTS, LAST_ERROR, REJECTED, bury
 from basaltmq.queues.delays import delay
 from basaltmq.queues.expiry import expire
+from basaltmq.queues.lifecycle import Kind
 from basaltmq.store.families import Family
 
 if TYPE_CHECKING:
@@ -60,8 +61,11 @@ def fail(
         if kept_error:
             message.headers[LAST_ERROR] = kept_error
     verdicts = on_failure(queue, messages, kept_error)
-    for entry, message, (is_dead, script_delay_ms) in zip(entries, messages, verdicts, strict=True):
+    for entry, message in zip(entries, messages, strict=True):
         entry.row = queue.reseal(entry, message)
+    kind = Kind.LAPSED if error is LEASE_EXPIRED else Kind.NACKED
+    queue.shared.events.note(change, kind, queue, entries, tried=True)
+    for entry, message, (is_dead, script_delay_ms) in zip(entries, messages, verdicts, strict=True):
         wait_ms = delay_ms if script_delay_ms is None else script_delay_ms
         if reject or is_dead:
             dead.append(entry)

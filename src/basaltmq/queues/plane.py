@@ -46,6 +46,7 @@ from basaltmq.queues.message import Message
 from basaltmq.queues.paging import MemoryBudget, PagingLimits
 from basaltmq.queues.queue import Queue, Shared, check_visibility
 from basaltmq.queues.reclaim import Reclaim
+from basaltmq.queues.recorder import Listener, Silence
 from basaltmq.queues.redrive import Wanted
 from basaltmq.queues.runtime_config import RuntimeConfig, Setting, SettingsPage
 from basaltmq.queues.stats import QueueStats
@@ -340,6 +341,11 @@ class QueuePlane:
                 self._waiters.remove(name, number)
 
         return stop
+
+    def record_events(self, listener: Listener | None) -> None:
+        """Tell a listener (recorder.py) what happens to messages from here on, or nobody."""
+        with self._lock:
+            self._shared.events = listener or Silence()
 
     def deliver(
         self, name: str, drafts: Sequence[Draft | bytes], *, consumer: str = "", visibility_ms: int | None = None

@@ -24,6 +24,7 @@ from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
 from basaltmq.queues.expiry import expire
 from basaltmq.queues.hooks import QueueHooks
 from basaltmq.queues.leases import FOREVER, LEASE_MAX, LeaseCall, Leases
+from basaltmq.queues.lifecycle import Kind
 from basaltmq.queues.making import ENQUEUE_MAX, MS, Made
 from basaltmq.queues.message import Message, encode_row
 from basaltmq.queues.paging import MemoryBudget
@@ -204,6 +205,7 @@ class Queue:
         self.admit(change, entries, sub)
         if delayed:
             delay(self, change, delayed)
+        self.shared.events.note(change, Kind.ENQUEUED, self, [*entries, *(entry for entry, _ in delayed)])
         return ids
 
     def deliver(
@@ -218,7 +220,8 @@ class Queue:
         self.count(entries, 1)
         self.backing.publish_delivered(change, entries)
         change.fresh.update(e.key for e in entries)
-        return self._hand_out(change, entries, consumer, visibility_ms)
+        self.shared.events.note(change, Kind.ENQUEUED, self, entries)
+        return self._lend(change, entries, consumer, visibility_ms)
 
     def admit(self, change: Change, entries: Sequence[Entry], sub: str | None = None) -> None:
         """Let messages in that are complete: published, returned from a delay, dead-lettered, moved."""
@@ -268,7 +271,12 @@ class Queue:
     def lease(self, change: Change, count: int, consumer: str, visibility_ms: int | None = None) -> list[Delivery]:
         """Hand out up to `count` ready messages."""
         entries = self.take_ready(change, min(count, LEASE_MAX, self.leases.room()))
-        return self._hand_out(change, entries, consumer, visibility_ms) if entries else []
+        return self._lend(change, entries, consumer, visibility_ms) if entries else []
+
+    def _lend(self, change: Change, entries: list[Entry], consumer: str, visibility_ms: int | None) -> list[Delivery]:
+        deliveries = self._hand_out(change, entries, consumer, visibility_ms)
+        self.shared.events.note(change, Kind.LEASED, self, deliveries, consumer, tried=True)
+        return deliveries
 
     def take_ready(self, change: Change, count: int) -> list[Entry]:
         """Take up to `count` messages off the head that have not expired; they go back if the change fails."""
@@ -390,6 +398,7 @@ class Queue:
             self.leases.cancel(change, call)
         self.delete(change, entries)
         self.stats.acked += len(entries)
+        self.shared.events.note(change, Kind.ACKED, self, entries, call.consumer)
         if self.stats.acked >= self._raise_floor_at:
             change.last(self, self.raise_floor)
         return len(entries)

@@ -14,6 +14,7 @@ from basaltmq.queues.dead_letters import DeadLetterRouter
 from basaltmq.queues.leases import LeaseExpiry, Tokens
 from basaltmq.queues.paging import MemoryBudget, PagingLimits
 from basaltmq.queues.reclaim import Reclaim
+from basaltmq.queues.recorder import Listener, Silence
 from basaltmq.queues.throttle import TokenBuckets
 from basaltmq.queues.timers import Timers
 from basaltmq.store.api import Store
@@ -49,5 +50,7 @@ class Shared:
     """Prepared branches that have messages in the queue of this name, or for it."""
     route_dead: DeadLetterRouter | None = None
     """Where dead letters go, if the layer above has a say in it."""
+    events: Listener = field(default_factory=Silence)
+    """Who is told what happens to messages."""
     budget: MemoryBudget = field(default_factory=MemoryBudget)
     paging: PagingLimits = field(default_factory=PagingLimits)

@@ -1,0 +1,143 @@
+"""Lifecycle events of queues in the system topic `__events`: off unless asked for, all or a sample, in batches.
+
+    queues ──> Recorder (bytes that wait, bounded) ──> one thread ──> __events, a record per some tens of kilobytes
+
+The thread sleeps until there is something, gathers for a moment, and appends; what a record holds is told in
+`queues.lifecycle`. A queue operation never waits for it and never fails by it: when the topic cannot be written, or is
+slower than the queues, events are dropped and counted. Closing writes what waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from typing import Final
+
+from basaltmq.errors import BasaltError, InvalidConfigError, TopicExistsError
+from basaltmq.log.record import Record
+from basaltmq.queues.lifecycle import TOPIC
+from basaltmq.queues.recorder import Recorder
+from basaltmq.streams.durability import Durability
+from basaltmq.streams.plane import StreamPlane
+from basaltmq.streams.shards import Engine
+from basaltmq.streams.topics import TopicConfig
+
+GATHER_S: Final = 0.25
+"""How long events gather before they are written, unless there are many."""
+
+RECORD_BYTES: Final = 64 << 10
+"""Blocks put together in one record: a reader takes it apart in a few milliseconds."""
+
+RETENTION_MS: Final = 7 * 24 * 3600 * 1000
+RETENTION_BYTES: Final = 1 << 30
+"""A week or a gigabyte of events, some thirty million, whichever is less; alter the topic for more."""
+
+_log = logging.getLogger("basaltmq")
+
+
+@dataclass(frozen=True, slots=True)
+class EventSettings:
+    """How lifecycle events are told."""
+
+    sample: float = 1.0
+    """The share of messages whose events are told, chosen by id."""
+    gather_s: float = GATHER_S
+    engine: Engine = Engine.SEGMENT
+    """Of the topic, when it is made."""
+
+    def __post_init__(self) -> None:
+        if not self.gather_s >= 0:
+            raise InvalidConfigError(f"gather_s is 0 seconds or more, not {self.gather_s!r}")
+        Recorder(sample=self.sample)
+
+
+class EventWriter:
+    """Brings what a recorder gathered to the topic."""
+
+    def __init__(self, streams: StreamPlane, settings: EventSettings) -> None:
+        self._streams = streams
+        self._settings = settings
+        self._something = threading.Event()
+        self._much = threading.Event()
+        self._closing = False
+        self.recorder = Recorder(sample=settings.sample, on_first=self._something.set, on_full=self._much.set)
+        self.written = 0
+        """Events that are in the topic."""
+        self.failed = 0
+        """Events that could not be written."""
+        self._said = ""
+        self._thread = threading.Thread(target=self._run, name="basalt-events", daemon=True)
+        self._thread.start()
+
+    def counters(self) -> dict[str, int]:
+        """How the events fare: written, waiting bytes, dropped for want of room, failed to be written."""
+        return {
+            "written": self.written,
+            "waiting_bytes": self.recorder.waiting_bytes,
+            "dropped": self.recorder.dropped,
+            "failed": self.failed,
+        }
+
+    def close(self) -> None:
+        """Write what waits, and stop."""
+        self._closing = True
+        self._much.set()
+        self._something.set()
+        self._thread.join()
+        self._write()
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._something.wait()
+            self._much.wait(self._settings.gather_s)
+            # Cleared before taking: what comes while we write sets them again.
+            self._something.clear()
+            self._much.clear()
+            if not self._closing:
+                self._write()
+
+    def _write(self) -> None:
+        blocks, events = self.recorder.take()
+        if not blocks:
+            return
+        try:
+            self._append(blocks)
+            self.written += events
+            self._said = ""
+        except BasaltError as error:
+            self.failed += events
+            if str(error) != self._said:
+                _log.error("lifecycle events are lost: %s", error)
+            self._said = str(error)
+        except Exception:
+            self.failed += events
+            _log.exception("lifecycle events are lost")
+
+    def _append(self, blocks: list[bytes]) -> None:
+        if self._streams.topics.find(TOPIC) is None:
+            self._create()
+        records: list[Record] = []
+        some: list[bytes] = []
+        size_bytes = 0
+        for block in blocks:
+            some.append(block)
+            size_bytes += len(block)
+            if size_bytes >= RECORD_BYTES:
+                records.append(Record(b"".join(some)))
+                some, size_bytes = [], 0
+        if some:
+            records.append(Record(b"".join(some)))
+        self._streams.drivers.append_batch(TOPIC, records, durability=Durability.WRITTEN)
+
+    def _create(self) -> None:
+        config = TopicConfig(
+            engine=self._settings.engine,
+            durability=Durability.WRITTEN,
+            retention_ms=RETENTION_MS,
+            retention_bytes=RETENTION_BYTES,
+        )
+        try:
+            self._streams.topics.create(TOPIC, config)
+        except TopicExistsError:
+            return

@@ -1,0 +1,159 @@
+"""Lifecycle events of messages, as they are written to the system topic `__events`.
+
+The value of a record there is one block or many, back to back. A block is what one call did to messages of one queue:
+a kind, a moment, and a column of messages; what is the same for all of them is said once.
+
+    block      | size u32, of what follows | layout u8 | kind u8 | flags u8 | at ns u64 | messages u32
+               | consumer bytes u16 | consumer | message ... | attempts u32 ... |
+    a message  | queue bytes u16 | queue | sub-queue bytes u16 | sub-queue | enqueued ns u64 | id (16) |
+
+    kind       1 enqueued       a message is in the queue: published, or come from another one (dead letter, move)
+               2 leased         it was handed to `consumer`
+               3 acked          `consumer` is done with it
+               4 nacked         a consumer failed
+               5 expired        its time to live is over; dead_lettered or dropped follows
+               6 dead_lettered  it left for the dead-letter queue, where it is enqueued
+               7 lapsed         its lease ran out, which is a failure like a nack
+               8 dropped        it is gone undelivered: no dead-letter queue, or a cycle of them
+
+What is said of a message is its key in the store as it is: nothing is done per message but to copy it (cutting out what
+keys have in common costs more than writing it). All messages of a block are of one queue. `sub-queue` is the fairness
+key; in a queue with priorities (flag PRIORITIES) it is the priority in three digits, a bar, and the fairness key.
+`attempts` are deliveries that failed so far, one per message if there is the flag ATTEMPTS; a block without them says
+nothing of them if its kind is enqueued or acked, and that there were none otherwise. The latency since enqueue is `at
+ns` less `enqueued ns`, but not less than 0. Times are those of the clock of the process. A message that is enqueued and
+acked in one change has both events. Purging or deleting a queue and releasing a lease have no events.
+
+Events are told after the change they are of was written, in the order of changes. They are not promised: a process
+that is killed loses those of the last moments, and under pressure events are dropped and counted (recorder.py).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from struct import Struct
+from struct import error as struct_error
+from typing import Final, NamedTuple
+
+from basaltmq.errors import CorruptionError
+from basaltmq.store.keys import decode_message_key, lp, take_lp
+
+TOPIC: Final = "__events"
+LAYOUT: Final = 1
+
+ATTEMPTS: Final = 1
+PRIORITIES: Final = 2
+
+_SIZE: Final = Struct(">I")
+_HEAD: Final = Struct(">BBBQIH")
+_WHOLE_HEAD: Final = Struct(">IBBBQIH")
+_PLACE_BYTES: Final = 24
+
+
+class Kind(enum.IntEnum):
+    """What happened to a message."""
+
+    ENQUEUED = 1
+    LEASED = 2
+    ACKED = 3
+    NACKED = 4
+    EXPIRED = 5
+    DEAD_LETTERED = 6
+    LAPSED = 7
+    DROPPED = 8
+
+
+class Event(NamedTuple):
+    """One event, taken apart."""
+
+    kind: Kind
+    queue: str
+    message_id: bytes
+    fairness_key: str
+    priority: int | None
+    at_ns: int
+    enqueued_ns: int
+    attempts: int | None
+    consumer: str
+
+    @property
+    def latency_ns(self) -> int:
+        """Since it was enqueued."""
+        return max(0, self.at_ns - self.enqueued_ns)
+
+
+def encode_block(
+    kind: int, flags: int, at_ns: int, consumer: str, keys: Sequence[bytes], attempts: bytes = b""
+) -> bytes:
+    """A block of messages with these keys."""
+    flags |= ATTEMPTS if attempts else 0
+    messages = b"".join(keys)
+    name = lp(consumer)[2:]
+    size = _HEAD.size + len(name) + len(messages) + len(attempts)
+    head = _WHOLE_HEAD.pack(size, LAYOUT, kind, flags, at_ns, len(keys), len(name))
+    return b"".join((head, name, messages, attempts))
+
+
+def decode_events(value: bytes) -> Iterator[Event]:
+    """The events of a record's value, in order."""
+    at = 0
+    while at < len(value):
+        if at + _SIZE.size > len(value):
+            raise _damaged(value, at)
+        size: int = _SIZE.unpack_from(value, at)[0]
+        begin = at + _SIZE.size
+        at = begin + size
+        if at > len(value):
+            raise _damaged(value, begin)
+        yield from _decode_block(value, begin, at)
+
+
+def _decode_block(value: bytes, at: int, end: int) -> Iterator[Event]:
+    begin = at
+    try:
+        layout, kind_number, flags, at_ns, count, consumer_bytes = _HEAD.unpack_from(value, at)
+        if layout != LAYOUT:
+            raise ValueError
+        kind = Kind(kind_number)
+        at += _HEAD.size
+        consumer = value[at : at + consumer_bytes].decode()
+        keys, at = _keys(value, at + consumer_bytes, count)
+        attempts: Sequence[int | None] = _no_attempts(kind, count)
+        if flags & ATTEMPTS:
+            attempts = Struct(f">{count}I").unpack_from(value, at)
+            at += 4 * count
+        if at != end:
+            raise ValueError
+        places = [(decode_message_key(key), _split(decode_message_key(key)[1], flags)) for key in keys]
+    except (struct_error, ValueError, CorruptionError):
+        raise _damaged(value, begin) from None
+    for ((queue, _, enqueued_ns, message_id), (priority, fairness_key)), tried in zip(places, attempts, strict=True):
+        yield Event(kind, queue, message_id, fairness_key, priority, at_ns, enqueued_ns, tried, consumer)
+
+
+def _keys(value: bytes, at: int, count: int) -> tuple[list[bytes], int]:
+    """The keys of a block's messages, and where they end."""
+    keys: list[bytes] = []
+    for _ in range(count):
+        end = take_lp(value, take_lp(value, at)[1])[1] + _PLACE_BYTES
+        keys.append(value[at:end])
+        at = end
+    return keys, at
+
+
+def _split(sub_queue: str, flags: int) -> tuple[int | None, str]:
+    """Priority and fairness key of a sub-queue."""
+    if not flags & PRIORITIES:
+        return None, sub_queue
+    digits, _, fairness_key = sub_queue.partition("|")
+    return int(digits), fairness_key
+
+
+def _no_attempts(kind: Kind, count: int) -> list[int | None]:
+    unknown = kind in (Kind.ENQUEUED, Kind.ACKED)
+    return [None if unknown else 0] * count
+
+
+def _damaged(value: bytes, at: int) -> CorruptionError:
+    return CorruptionError(f"a record of {TOPIC} of {len(value)} bytes has a damaged block at byte {at}")
