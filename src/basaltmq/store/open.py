@@ -17,10 +17,10 @@ from rocksdict import AccessType, Options, Rdict
 from basaltmq.errors import CorruptionError, StoreNotFoundError, UnknownFamilyError
 from basaltmq.store.checkpoint import end_checkpoint
 from basaltmq.store.directory import StoreDirectory, os_error, read_marker, sync_directory
-from basaltmq.store.families import BY_LABEL, Family
+from basaltmq.store.families import BY_LABEL
 from basaltmq.store.options import StoreOptions, database_options, family_options
 from basaltmq.store.repair import check_logs, cut_tails
-from basaltmq.store.rocks import RocksStore
+from basaltmq.store.rocks import RocksStore, families_of
 from basaltmq.store.rocks_errors import translate
 from basaltmq.store.seals import Sealer
 from basaltmq.store.view import ATTEMPTS_MAX, ViewFiles
@@ -84,7 +84,7 @@ def open_view(path: str | os.PathLike[str], *, options: StoreOptions | None = No
             files = ViewFiles(path)
             try:
                 db = _open_gathered(files, path, database, options)
-                missing = files.missing(db, (db.get_column_family(family.label) for family in Family))
+                missing = files.missing(db, families_of(db))
             except BaseException:
                 files.release()
                 raise
@@ -106,17 +106,19 @@ def open_view(path: str | os.PathLike[str], *, options: StoreOptions | None = No
 
 
 def _open_gathered(files: ViewFiles, path: Path, database: Options, options: StoreOptions) -> Rdict:
-    _require_known_families(files.database, path)
+    present = _require_known_families(files.database, path)
     database.set_db_log_dir(str(files.logs))
+    families = {label: each for label, each in family_options(options).items() if label in present}
     try:
-        return Rdict(str(files.database), database, family_options(options), access_type=AccessType.read_only(False))
+        return Rdict(str(files.database), database, families, access_type=AccessType.read_only(False))
     except Exception as error:
         raise translate(error, path) from error
 
 
-def _require_known_families(database: Path, path: Path) -> None:
+def _require_known_families(database: Path, path: Path) -> set[str]:
+    """The families a database has; none of them if it is yet to be made."""
     if not (database / "CURRENT").exists():
-        return
+        return set()
     try:
         present = Rdict.list_cf(str(database))
     except Exception as error:
@@ -126,3 +128,4 @@ def _require_known_families(database: Path, path: Path) -> None:
         raise UnknownFamilyError(
             f"{path} holds families this Basalt does not know: {', '.join(unknown)}; use a newer Basalt"
         )
+    return set(present)

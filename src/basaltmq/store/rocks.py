@@ -95,8 +95,8 @@ class RocksStore:
         self._read_only = reopen is not None
         self._on_refresh: list[Callable[[], None]] = []
         self._sealer = sealer
-        self._families = _families_of(db)
-        self._handles = [db.get_column_family_handle(f.label) for f in Family]
+        self._families = families_of(db)
+        self._handles = [] if self._read_only else [db.get_column_family_handle(f.label) for f in Family]
         self._lock = threading.Lock()
         self._close_lock = threading.Lock()
         self._error: StorageError | None = None
@@ -382,10 +382,8 @@ class RocksStore:
             db = self._reopen()
             with self._lock:
                 self.require_open()
-                before, self._families = self._families, _families_of(db)
+                before, self._families = self._families, families_of(db)
                 self._db = db
-                # Handles are for writing, and keep the database they are of open.
-                self._handles.clear()
                 for cursor in list(self._cursors):
                     cursor.close()
             self._close_families(before)
@@ -423,5 +421,8 @@ class RocksStore:
         raise meaning from error
 
 
-def _families_of(db: Rdict) -> list[Rdict]:
-    return [db if f is Family.DEFAULT else db.get_column_family(f.label) for f in Family]
+def families_of(db: Rdict) -> list[Rdict]:
+    """Every family of an open database. One that a view finds missing, in a store that no writer of this version has
+    opened, reads like the default one, which is always empty."""
+    present = set(Rdict.list_cf(db.path()))
+    return [db.get_column_family(f.label) if f.label in present and f is not Family.DEFAULT else db for f in Family]

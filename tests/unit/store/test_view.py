@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from rocksdict import Rdict
 
 from basaltmq.errors import CorruptionError, StoreClosedError
 from basaltmq.store.batch import Batch
+from basaltmq.store.directory import DATABASE
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_store, open_view
+from basaltmq.store.options import StoreOptions, database_options, family_options
 from basaltmq.store.rocks import RocksStore
 
 ROWS_MAX = 3000
@@ -149,3 +153,25 @@ def test_a_view_refuses_a_damaged_log_by_name_instead_of_reading_for_ever(tmp_pa
     with pytest.raises(CorruptionError, match=log.name):
         open_view(tmp_path / "store")
     store.close()
+
+
+@pytest.mark.spec("A9")
+def test_a_view_of_a_store_that_lacks_a_family_finds_it_empty(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    put(store, 1)
+    store.close()
+    options = database_options(StoreOptions())
+    database = Rdict(str(tmp_path / "store" / DATABASE), options, family_options(StoreOptions()))
+    database.drop_column_family(Family.XIDS.label)
+    database.close()
+    with closing(open_view(tmp_path / "store")) as view:
+        assert numbers(view) == [1]
+        assert list(view.scan(Family.XIDS)) == []
+        assert view.get(Family.XIDS, b"x") is None
+        view.refresh()
+        assert list(view.scan(Family.XIDS)) == []
+    with closing(open_store(tmp_path / "store")) as again, closing(open_view(tmp_path / "store")) as view:
+        put(again, 2)
+        view.refresh()
+        assert numbers(view) == [1, 2]
+        assert list(view.scan(Family.XIDS)) == []
