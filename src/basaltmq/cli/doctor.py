@@ -8,6 +8,7 @@ import click
 
 from basaltmq.broker.config_sources import Loaded
 from basaltmq.cli.doctor_checks import CHECKS, Finding, State
+from basaltmq.cli.doctor_data import data
 from basaltmq.cli.output import show
 from basaltmq.cli.settings import with_settings
 
@@ -17,14 +18,16 @@ FINDINGS = 2
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @with_settings
+@click.option("--verify", is_flag=True, help="Read every file of the data back; takes as long as the disk does.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor(settings: Callable[[], Loaded], as_json: bool) -> None:
+def doctor(settings: Callable[[], Loaded], verify: bool, as_json: bool) -> None:
     """Check Python, packages, ports, limits, memory, disk, clock, certificates and the data directory.
 
     Exit code 2 if anything must be mended before the broker can work well; warnings alone leave it 0.
     """
     loaded = settings()
     found = [finding for check in CHECKS for finding in check(loaded.config)]
+    found += data(loaded.config, verify=verify)
     found += [Finding("settings", State.WARN, note, "correct or remove it") for note in loaded.notes]
     if as_json:
         show([finding._asdict() for finding in found], as_json=True)

@@ -1,0 +1,87 @@
+"""What `basalt doctor` says about a broker's data: who has it open, which virtual hosts are in it, if it is sound."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from basaltmq.broker.config import Config
+from basaltmq.broker.vhost_directory import QUARANTINE, STORE, VHOSTS, VHostDirectories, read_name
+from basaltmq.cli.doctor_checks import Finding, State
+from basaltmq.embedded.database import LOG
+from basaltmq.errors import BasaltError
+from basaltmq.log.verify import verify_log
+from basaltmq.store.directory import LOCK, read_marker
+from basaltmq.store.verify import verify as verify_store
+
+CHECK = "data"
+
+
+def holder_of(store: Path) -> str | None:
+    """The process that has a store open for writing; None if nobody has."""
+    try:
+        with open(store / LOCK, "rb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return lock.read(64).decode("ascii", "replace").strip() or "unknown"
+    except OSError:
+        return None
+    return None
+
+
+def data(config: Config, *, verify: bool) -> Iterator[Finding]:
+    directories = VHostDirectories(config.data_dir)
+    if not directories.node_store.is_dir():
+        if config.data_dir.is_dir() and any(config.data_dir.iterdir()):
+            held = ", ".join(sorted(os.listdir(config.data_dir))[:5])
+            advice = "name an empty or new directory in data_dir, or the one of your broker"
+            yield Finding(CHECK, State.WARN, f"{config.data_dir} holds no broker's data but {held}", advice)
+        else:
+            yield Finding(CHECK, State.OK, f"{config.data_dir} is new; the first start fills it")
+        return
+    try:
+        read_marker(directories.node_store)
+    except BasaltError as error:
+        yield Finding(CHECK, State.FAIL, str(error), "restore a backup")
+        return
+    holder = holder_of(directories.node_store)
+    vhosts = list(_vhosts(directories))
+    served = f"served by process {holder}" if holder else "open nowhere"
+    yield Finding(CHECK, State.OK, f"{len(vhosts)} virtual hosts in {config.data_dir}, {served}")
+    set_aside = config.data_dir / QUARANTINE
+    if set_aside.is_dir() and any(set_aside.iterdir()):
+        count = len(list(set_aside.iterdir()))
+        yield Finding(CHECK, State.WARN, f"{count} directories in {set_aside}", "look at them, then move them away")
+    if not verify:
+        return
+    if holder:
+        advice = "ask it to: basalt vhost store verify NAME"
+        yield Finding(CHECK, State.WARN, "not verified: it is being served", advice)
+        return
+    for name, store in [("the node", directories.node_store), *vhosts]:
+        yield from _verified(name, store)
+
+
+def _vhosts(directories: VHostDirectories) -> Iterator[tuple[str, Path]]:
+    root = directories.data / VHOSTS
+    if not root.is_dir():
+        return
+    for path in sorted(root.iterdir()):
+        try:
+            yield f"vhost {read_name(path)!r}", path / STORE
+        except BasaltError:
+            yield f"the directory {path.name}", path / STORE
+
+
+def _verified(name: str, store: Path) -> Iterator[Finding]:
+    try:
+        faults = [*verify_store(store), *verify_log(store / LOG)]
+    except BasaltError as error:
+        faults = [str(error)]
+    for fault in faults:
+        yield Finding(CHECK, State.FAIL, f"{name}: {fault}", "restore a backup, or see: basalt store repair --help")
+    if not faults:
+        yield Finding(CHECK, State.OK, f"{name} is sound: every file was read back")

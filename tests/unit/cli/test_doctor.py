@@ -1,0 +1,113 @@
+"""`basalt doctor`: what it sees, what it advises, and the code it ends with."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from basaltmq.cli import doctor_checks
+from basaltmq.cli.main import main
+from basaltmq.store.open import open_store
+
+TLS = Path(__file__).parents[2] / "fixtures" / "tls"
+FREE = ("--amqp-port=0", "--admin-port=0", "--fila-port=0")
+Usage = namedtuple("Usage", "total used free")
+
+
+def findings(tmp_path: Path, *flags: str, code: int = 0) -> list[dict[str, Any]]:
+    words = ["doctor", "--json", f"--data-dir={tmp_path / 'data'}", *FREE, *flags]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == code, result.output
+    found: list[dict[str, Any]] = json.loads(result.stdout)
+    return found
+
+
+def of(found: list[dict[str, Any]], check: str) -> list[dict[str, Any]]:
+    return [each for each in found if each["check"] == check]
+
+
+def test_a_good_place_passes_every_check_and_is_left_as_it_was(tmp_path: Path) -> None:
+    found = findings(tmp_path)
+    assert {each["check"] for each in found} >= {"python", "packages", "open files", "memory", "disk", "clock", "tls"}
+    assert not any(each["state"] == "FAIL" for each in found)
+    assert "is new" in of(found, "data")[0]["said"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_people_get_a_line_for_each_and_what_to_do(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = ["doctor", f"--data-dir={tmp_path}", *FREE[1:], f"--amqp-port={port}"]
+        result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0
+    assert f"amqp 127.0.0.1:{port}: Address already in use" in result.stdout
+    assert "-> stop what uses it" in result.stdout
+    assert "to look at" in result.stdout.splitlines()[-1]
+
+
+def test_a_full_disk_is_something_to_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: Usage(1 << 40, 1 << 40, 1 << 20))
+    disk = of(findings(tmp_path, code=2), "disk")[0]
+    assert disk["state"] == "FAIL"
+    assert "disk.free_min" in disk["advice"]
+
+
+def test_a_certificate_that_ended_or_does_not_fit_is_something_to_mend(tmp_path: Path) -> None:
+    key = f"--tls-key={TLS / 'server.key'}"
+    assert of(findings(tmp_path, f"--tls-certificate={TLS / 'server.pem'}", key), "tls")[0]["state"] == "ok"
+    ended = of(findings(tmp_path, f"--tls-certificate={TLS / 'expired.pem'}", key, code=2), "tls")[0]
+    assert "expired" in ended["said"]
+    other = of(findings(tmp_path, f"--tls-certificate={TLS / 'client.pem'}", key, code=2), "tls")[0]
+    assert "do not work together" in other["said"]
+
+
+def test_a_certificate_that_ends_soon_is_told_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_checks, "expires_at_s", lambda _tls: time.time() + 5.5 * 86_400)
+    flags = (f"--tls-certificate={TLS / 'server.pem'}", f"--tls-key={TLS / 'server.key'}")
+    soon = of(findings(tmp_path, *flags), "tls")[0]
+    assert soon["state"] == "warn"
+    assert "ends in 5 days" in soon["said"] or "ends in 6 days" in soon["said"]
+
+
+def test_more_connections_than_files_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _which: (256, 1024))
+    found = of(findings(tmp_path), "open files")[0]
+    assert found["state"] == "warn"
+    assert "LimitNOFILE=11280" in found["advice"]
+
+
+def test_data_that_is_served_and_data_that_is_not_a_brokers_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "letter").write_text("dear")
+    assert "letter" in of(findings(tmp_path), "data")[0]["said"]
+    (tmp_path / "data" / "letter").unlink()
+    store = open_store(tmp_path / "data" / "node" / "store")
+    try:
+        served = of(findings(tmp_path, "--verify"), "data")
+    finally:
+        store.close()
+    assert "served by process" in served[0]["said"]
+    assert "not verified" in served[1]["said"]
+
+
+def test_verifying_names_what_is_damaged(tmp_path: Path) -> None:
+    open_store(tmp_path / "data" / "node" / "store").close()
+    assert "is sound" in of(findings(tmp_path, "--verify"), "data")[1]["said"]
+    [manifest] = (tmp_path / "data" / "node" / "store" / "kv").glob("MANIFEST-*")
+    raw = bytearray(manifest.read_bytes())
+    raw[len(raw) // 2] ^= 0xFF
+    manifest.write_bytes(raw)
+    faults = [each for each in of(findings(tmp_path, "--verify", code=2), "data") if each["state"] == "FAIL"]
+    assert manifest.name in faults[0]["said"]
+
+
+def test_a_variable_with_a_slip_in_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BASALT_AMQP_PROT", "1")
+    assert "BASALT_AMQP_PORT?" in of(findings(tmp_path), "settings")[0]["said"]
