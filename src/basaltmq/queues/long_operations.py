@@ -51,6 +51,8 @@ class LongOperations:
             self._loaded.unload(name)
             self._waiters.wake_queue(name)
         for _ in range(RECLAIM_PAGES):
+            if not queue.shared.reclaim.is_pending:
+                return
             _breathe()
             with self._changes.lock:
                 if queue.shared.reclaim.is_pending:
