@@ -125,6 +125,7 @@ class VHost:
             )
             self.topology = Topology(store, name, has_queue=self.queues.by_name.__contains__)
             self.queues.topology = self.topology
+            self._exchanges = self.topology.exchanges
             for fault in self.queues.load():
                 report(f"vhost {name!r}: {fault}")
             for fault in self.topology.load(self.queues.by_name.__contains__):
@@ -280,7 +281,9 @@ class VHost:
 
         `number` 0 asks for no confirm. `properties` have been checked by `properties.peek`.
         """
-        self.check_exchange(exchange)
+        found = self._exchanges.get(exchange)
+        if found is None or found.internal or self.error is not None or self._closing:
+            self.check_exchange(exchange)
         self.publishing.pending.append((publisher, exchange, routing_key, properties, body, mandatory, number))
         if not self._is_scheduled:
             self._schedule()
