@@ -34,7 +34,7 @@ class ChannelState:
                 UNEXPECTED_FRAME, f"a content header of class {class_id} follows a method of class {BASIC_CLASS}"
             )
         if weight:
-            raise ConnectionFault(FRAME_ERROR, f"a content header has weight {weight}: it is always 0")
+            raise ConnectionFault(UNEXPECTED_FRAME, f"a content header has weight {weight}: it is always 0")
         self.properties = data[at + CONTENT_HEAD.size : stop]
         self.body_bytes = int(body_bytes)
         return self.body_bytes

@@ -62,7 +62,7 @@ class Codec:
         except (_Cut, IndexError, struct.error):
             raise self._malformed(f"{len(payload)} bytes are too few") from None
         except UnicodeDecodeError:
-            raise self._malformed("a name is not UTF-8", SYNTAX_ERROR) from None
+            raise self._malformed("a name is not UTF-8") from None
         except MalformedTableError as error:
             raise self._malformed(str(error), SYNTAX_ERROR) from None
         if at != len(payload):

@@ -203,8 +203,10 @@ class Session:
         if kind == METHOD:
             return self._method(number, data, at, stop)
         if kind == HEARTBEAT:
-            if number or stop - at != HEAD_BYTES:
-                raise ConnectionFault(COMMAND_INVALID, f"a heartbeat of {stop - at - HEAD_BYTES} bytes on {number}")
+            if number:
+                raise ConnectionFault(UNEXPECTED_FRAME, f"a heartbeat came on channel {number}")
+            if stop - at != HEAD_BYTES:
+                raise ConnectionFault(FRAME_ERROR, f"a heartbeat of {stop - at - HEAD_BYTES} bytes: it is empty")
             return None
         if kind not in _KINDS:
             raise _unknown(kind)
@@ -214,7 +216,7 @@ class Session:
             raise ConnectionFault(UNEXPECTED_FRAME, f"a content frame came where {self.phase.value} was due")
         state = self.channels.get(number)
         if state is None:
-            raise ConnectionFault(CHANNEL_ERROR, f"a content frame came on channel {number}, which is not open")
+            raise ConnectionFault(UNEXPECTED_FRAME, f"a content frame came on channel {number}, which is not open")
         if state.phase is CLOSING:
             return None
         return self._content(state, kind, data, at, stop)
@@ -263,7 +265,7 @@ class Session:
             if self.phase is Phase.CLOSING:
                 return None
             if self.phase is Phase.RUNNING:
-                raise ConnectionFault(COMMAND_INVALID, f"{self._name(method_id)} came on channel 0", _pair(method_id))
+                raise ConnectionFault(CHANNEL_ERROR, f"{self._name(method_id)} came on channel 0", _pair(method_id))
             raise ConnectionFault(
                 COMMAND_INVALID, f"{self._name(method_id)} came where {self.phase.value} was due", _pair(method_id)
             )
@@ -332,9 +334,10 @@ class Session:
         if type(method) not in ALLOWED[self.phase]:
             if self.phase is Phase.CLOSING:
                 return None
-            raise ConnectionFault(
-                COMMAND_INVALID, f"{name_of(type(method))} came where {self.phase.value} was due", method.number
-            )
+            # An open connection is no phase of the handshake: the method is one too many, and RabbitMQ says 504.
+            code = CHANNEL_ERROR if self.phase is Phase.RUNNING else COMMAND_INVALID
+            text = f"{name_of(type(method))} came in connection state {self.phase.value}"
+            raise ConnectionFault(code, text, method.number)
         if type(method) is m.ConnectionClose:
             self.send(0, m.ConnectionCloseOk())
             self.phase = Phase.CLOSED

@@ -12,8 +12,9 @@
       CLOSING         we said close: all but close and close-ok is dropped
       CLOSED          nothing more is read or sent
 
-The table gives the connection methods of each phase. Methods of other classes, contents and channels belong to RUNNING.
-A client that sends anything else is told 503 (command invalid). While CHECKING or OPENING the socket is not read.
+The table gives the connection methods of each phase. Methods of other classes, contents and channels belong to
+RUNNING. A client that sends anything else in the handshake is told 503 (command invalid), later 504 (channel error).
+While CHECKING or OPENING the socket is not read.
 """
 
 from __future__ import annotations

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from basaltmq.errors import NotFoundError
 from basaltmq.protocols.amqp091 import methods as m
 from basaltmq.protocols.amqp091 import reply_to
 from basaltmq.protocols.amqp091.errors import (
@@ -56,7 +58,9 @@ def exchange_bind(channel: Channel, method: m.ExchangeBind) -> None:
 
 def exchange_unbind(channel: Channel, method: m.ExchangeUnbind) -> None:
     _check_bind(channel, method.destination, method.source, method.routing_key)
-    channel.vhost.unbind_exchange(method.destination, method.source, method.routing_key, method.arguments)
+    # What is not there is not bound either: clients that clean up after an auto-delete expect no error.
+    with suppress(NotFoundError):
+        channel.vhost.unbind_exchange(method.destination, method.source, method.routing_key, method.arguments)
     if not method.nowait:
         channel.send(m.ExchangeUnbindOk())
 
@@ -114,7 +118,8 @@ def queue_bind(channel: Channel, method: m.QueueBind) -> None:
 def queue_unbind(channel: Channel, method: m.QueueUnbind) -> None:
     queue, routing_key = _queue_and_key(channel, method)
     _check_bind(channel, queue, method.exchange, routing_key)
-    channel.vhost.unbind_queue(queue, method.exchange, routing_key, method.arguments, owner=channel.connection)
+    with suppress(NotFoundError):
+        channel.vhost.unbind_queue(queue, method.exchange, routing_key, method.arguments, owner=channel.connection)
     channel.send(m.QueueUnbindOk())
 
 

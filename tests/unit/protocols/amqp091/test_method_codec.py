@@ -121,8 +121,8 @@ def test_a_method_that_has_no_form_is_our_bug(method: m.Method) -> None:
         encode_method(1, method)
 
 
-def test_a_name_that_is_not_utf8_is_a_syntax_error() -> None:
+def test_a_name_that_is_not_utf8_is_a_frame_error() -> None:
     payload = encode_payload(m.BasicCancelOk("ab")).replace(b"ab", b"\xff\xfe")
     with pytest.raises(ConnectionFault) as caught:
         decode(payload)
-    assert caught.value.code == SYNTAX_ERROR
+    assert caught.value.code == FRAME_ERROR
