@@ -25,6 +25,7 @@ BENCHES: Final = [
     "grpc",
     "log_read",
     "queues_events",
+    "queues_due",
 ]
 
 

@@ -1,0 +1,229 @@
+"""Days on which clocks jump, everything is due at once, consumers never answer and bodies are huge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.unit.queues.conftest import Clock, Planes, TestStore, payloads, settle
+
+from basaltmq.errors import QueueNotFoundError, StaleLeaseError
+from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.queues.draft import Draft
+from basaltmq.queues.plane import QueuePlane
+from basaltmq.store.commit import GroupCommit
+from basaltmq.store.families import Family
+from basaltmq.store.open import open_store
+
+Make = Callable[..., str]
+
+HOUR_MS = 3_600_000
+YEAR_MS = 365 * 24 * HOUR_MS
+MIB = 1 << 20
+
+
+@pytest.mark.spec("C7", "C8", "E7")
+@pytest.mark.promise("P5")
+def test_a_clock_that_jumps_a_year_ahead_makes_due_what_was_waiting_and_loses_nothing(
+    plane: QueuePlane, make: Make, clock: Clock
+) -> None:
+    make("q", attempts_max=3, dead_letter_queue="dead", visibility_timeout_ms=30_000)
+    make("short", ttl_ms=60_000, dead_letter_queue="dead")
+    plane.enqueue("q", [b"leased", Draft(payload=b"delayed", delay_ms=HOUR_MS), b"ready"])
+    plane.enqueue("short", [b"expires"])
+    (held,) = plane.lease("q")
+    clock.pass_ms(YEAR_MS)
+    settle(plane, clock)
+    with pytest.raises(StaleLeaseError):
+        plane.ack("q", held.token)
+    assert payloads(plane, "dead") == [b"expires"]
+    found = plane.lease("q", 9, visibility_ms=30_000)
+    assert [(d.payload, d.attempts) for d in found] == [(b"leased", 1), (b"delayed", 0), (b"ready", 0)]
+    clock.pass_ms(29_999)
+    settle(plane, clock)
+    assert plane.ack("q", found[0].token) == 3
+
+
+@pytest.mark.spec("C7", "C11", "E7")
+@pytest.mark.promise("P3", "P4")
+def test_a_clock_that_goes_back_ends_no_lease_early_and_holds_up_nothing_that_comes_after(
+    planes: Planes, plane: QueuePlane, make: Make, clock: Clock
+) -> None:
+    make("q", visibility_timeout_ms=30_000)
+    plane.enqueue("q", [b"old", Draft(payload=b"delayed", delay_ms=1000)])
+    (before,) = plane.lease("q")
+    clock.pass_ms(-HOUR_MS)
+    settle(plane, clock)
+    plane.enqueue("q", [b"later", Draft(payload=b"short", ttl_ms=500), Draft(payload=b"soon", delay_ms=1000)])
+    (after,) = plane.lease("q")
+    assert after.payload == b"later"
+    assert after.token > before.token
+    clock.pass_ms(999)
+    settle(plane, clock)
+    assert [d.payload for d in plane.lease("q", 9)] == []
+    clock.pass_ms(1)
+    settle(plane, clock)
+    assert [d.payload for d in plane.lease("q", 9, visibility_ms=0)] == [b"soon"]
+    clock.pass_ms(29_000)
+    settle(plane, clock)
+    with pytest.raises(StaleLeaseError):
+        plane.ack("q", after.token)
+    assert plane.ack("q", before.token) == 1
+    again = planes.open()
+    assert again.lease("q")[0].token > after.token
+    clock.pass_ms(2 * HOUR_MS)
+    settle(again, clock)
+    assert sorted(payloads(again, "q")) == [b"delayed", b"later", b"soon"]
+
+
+@pytest.mark.spec("C11")
+@pytest.mark.parametrize("jump_ms", [-HOUR_MS, HOUR_MS])
+def test_throttles_give_their_rate_again_after_the_clock_has_jumped(
+    plane: QueuePlane, make: Make, clock: Clock, jump_ms: int
+) -> None:
+    make("q")
+    plane.set_setting("throttle.k", "10,1")
+    plane.enqueue("q", [Draft(payload=b"%d" % number, throttle_keys=("k",)) for number in range(9)])
+    assert len(plane.lease("q", 9, visibility_ms=0)) == 1
+    clock.pass_ms(jump_ms)
+    settle(plane, clock)
+    got = len(plane.lease("q", 9, visibility_ms=0))
+    assert got <= 1, "a jump is no reason for a burst"
+    for _ in range(5):
+        clock.pass_ms(101)
+        settle(plane, clock)
+        got += len(plane.lease("q", 9, visibility_ms=0))
+    assert 5 <= got <= 6
+
+
+@pytest.mark.spec("C8")
+@pytest.mark.promise("P8")
+def test_fifty_thousand_due_at_once_come_in_bounded_batches_while_other_queues_go_on(
+    plane: QueuePlane, make: Make, clock: Clock, store: TestStore
+) -> None:
+    make("crowd")
+    make("other")
+    for at in range(0, 50_000, 5000):
+        plane.enqueue("crowd", [Draft(payload=b"%d" % n, delay_ms=1000) for n in range(at, at + 5000)])
+    clock.pass_ms(1001)
+    store.batches.clear()
+    calls = 0
+    while plane.stats("crowd")["delayed"]:
+        calls += 1
+        deadline = plane.run_due(clock())
+        # Between any two pieces everyone else has a turn.
+        plane.enqueue("other", [b"x"])
+        assert payloads(plane, "other") == [b"x"]
+        assert deadline is not None
+        assert deadline <= clock() or not plane.stats("crowd")["delayed"]
+    assert max(len(batch.ops) for batch in store.batches) < 5000
+    assert calls >= 10
+    assert payloads(plane, "crowd", 10_000) == [b"%d" % n for n in range(50_000)]
+    assert store.rows(Family.DELAYED) == []
+
+
+@pytest.mark.spec("E2", "E3")
+@pytest.mark.promise("P1", "P8")
+def test_bodies_of_16_mib_go_in_come_back_whole_and_leave_nothing(planes: Planes, store: TestStore) -> None:
+    plane = planes.open()
+    plane.create(QueueConfig(name="q", durability=Durability.WRITTEN, attempts_max=3, dead_letter_queue="dead"))
+    bodies = [bytes([number]) * (16 * MIB) for number in range(4)]
+    for body in bodies:
+        plane.enqueue("q", [body])
+    assert plane._queue("q").account.used_bytes < MIB, "bodies apart are not kept in memory"
+    again = planes.open()
+    first = again.lease("q")
+    assert first[0].payload == bodies[0]
+    again.nack("q", first[0].token, reject=True)
+    for number in (1, 2, 3):
+        (held,) = again.lease("q")
+        assert held.payload == bodies[number]
+        again.nack("q", held.token, delay_ms=0)
+        (held,) = again.lease("q")
+        assert held.payload == bodies[number]
+        again.ack("q", held.token)
+    assert payloads(again, "dead") == [bodies[0]]
+    assert store.rows(Family.BODIES) == store.rows(Family.MESSAGES) == store.rows(Family.CONTENT_REFS) == []
+
+
+@pytest.mark.spec("C7", "C8")
+@pytest.mark.promise("P5")
+def test_a_consumer_that_never_acks_gets_each_message_as_often_as_allowed_and_holds_up_nobody(
+    plane: QueuePlane, make: Make, clock: Clock
+) -> None:
+    make("q", attempts_max=3, dead_letter_queue="dead", visibility_timeout_ms=100)
+    plane.enqueue("q", [b"a", b"b"])
+    seen: list[bytes] = []
+    for _ in range(5):
+        seen += [d.payload for d in plane.lease("q", 9, consumer="silent")]
+        clock.pass_ms(101)
+        settle(plane, clock)
+    assert seen == [b"a", b"b"] * 3
+    assert sorted(payloads(plane, "dead")) == [b"a", b"b"]
+    assert plane.stats("q")["leased"] == plane.stats("q")["messages"] == 0
+
+
+@pytest.mark.spec("C13")
+@pytest.mark.promise("P10")
+def test_consumers_of_a_deleted_queue_are_refused_and_cannot_touch_its_successor(plane: QueuePlane, make: Make) -> None:
+    make("q")
+    plane.enqueue("q", [b"x" * 9000, b"y"])
+    held = plane.lease("q", 2)
+    plane.delete("q")
+    answers: list[Callable[[], object]] = [
+        lambda: plane.ack("q", held[0].token),
+        lambda: plane.nack("q", held[0].token),
+        lambda: plane.release("q", held[0].token),
+        lambda: plane.extend("q", held[0].token, 1000),
+        lambda: plane.transaction().ack("q", held[0].token),
+    ]
+    for answer in answers:
+        with pytest.raises(QueueNotFoundError):
+            answer()
+    make("q")
+    plane.enqueue("q", [b"z"])
+    (other,) = plane.lease("q")
+    for answer in answers:
+        with pytest.raises(StaleLeaseError):
+            answer()
+    assert plane.ack("q", other.token) == 1
+
+
+@pytest.mark.spec("E5")
+def test_space_comes_back_while_one_message_in_a_hundred_stays(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    commit = GroupCommit(store)
+    plane = QueuePlane(store, commit)
+    plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
+    written = pinned = 0
+    sizes: list[int] = []
+    for number in range(60):
+        body = number.to_bytes(2, "big") * (16 * 1024)
+        plane.enqueue("q", [body] * 200)
+        written += 200 * len(body)
+        held = plane.lease("q", 200, visibility_ms=HOUR_MS)
+        plane.ack("q", held[0].token, [d.id for d in held[2:]])
+        pinned += 2 * len(body)
+        sizes.append(size_of(tmp_path / "store"))
+    store.flush()
+    sizes.append(size_of(tmp_path / "store"))
+    live = plane.stats("q")["size_bytes"]
+    plane.close()
+    commit.close()
+    store.close()
+    assert live == pinned
+    print(f"written {written / MIB:.0f} MiB, live {live / MIB:.1f} MiB, on disk {[round(s / MIB) for s in sizes]} MiB")
+    assert max(sizes) < 192 * MIB < written
+    assert sizes[-1] < 64 * MIB
+
+
+def size_of(path: Path) -> int:
+    total = 0
+    for each in path.rglob("*"):
+        try:
+            total += each.stat().st_size
+        except FileNotFoundError:
+            # A file that was compacted away while we looked.
+            continue
+    return total
