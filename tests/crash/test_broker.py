@@ -1,0 +1,53 @@
+"""A virtual host after kill -9 and power loss under load: every confirmed message is there, with its queue."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from tests.crash.harness import Forge, PowerLoss, Tails, remove
+from tests.crash.queue_workload import Expectation, ride
+
+KILLS = 12
+LOSSES = 4
+
+
+@pytest.mark.spec("E6", "E7", "E10")
+@pytest.mark.promise("P1", "P2")
+def test_after_kill_9_every_confirmed_message_is_there_once_and_no_acked_one(forge: Forge, tmp_path: Path) -> None:
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    path, expectation = tmp_path / "store", Expectation(acks_last=True)
+    for _ in range(KILLS):
+        ride(forge.start("tests.crash.broker_workload:run", str(path), rng.getrandbits(32)), expectation, rng)
+    for line in forge.run("tests.crash.broker_workload:check", str(path)):
+        expectation.hear(line)
+    expectation.check()
+    assert expectation.opened > KILLS // 3
+    assert len(expectation.confirmed) > KILLS
+
+
+@pytest.mark.spec("E6", "E10")
+@pytest.mark.promise("P1", "P2")
+def test_after_power_loss_every_confirmed_message_is_there_with_its_queue_and_binding(
+    forge: Forge, tmp_path: Path
+) -> None:
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    path, expectation = tmp_path / "store-0", Expectation(acks_last=False)
+    for number in range(LOSSES):
+        disk = PowerLoss(path, tmp_path / f"disk-{number}")
+        child = forge.start("tests.crash.broker_workload:run", str(path), rng.getrandbits(32), shim=disk.shim())
+        ride(child, expectation, rng)
+        left = tmp_path / f"store-{number + 1}"
+        disk.play(left, Tails.TORN, rng)
+        remove(path)
+        remove(tmp_path / f"disk-{number}")
+        path = left
+    for line in forge.run("tests.crash.broker_workload:check", str(path)):
+        expectation.hear(line)
+    expectation.check()
+    assert expectation.opened > 0
