@@ -44,10 +44,12 @@ class SegmentShard(Visible):
     )
 
     def __init__(self, meta: ShardMeta, raw: bytes | None) -> None:
-        self.indexed_next = 0
-        self.frames = self.records = self.skipped = self.deleted = self.rewritten = self.size_bytes = 0
-        self.timestamp_max_ms = TIME_NONE
-        if raw is not None:
+        next_offset = max(meta.next_offset_min, meta.start_offset)
+        if raw is None:
+            self.indexed_next = 0
+            self.frames = self.records = self.skipped = self.deleted = self.rewritten = self.size_bytes = 0
+            self.timestamp_max_ms = TIME_NONE
+        else:
             if len(raw) != _ROW.size:
                 raise CorruptionError(f"the index row of shard {meta.number} has {len(raw)} bytes, not {_ROW.size}")
             (
@@ -60,7 +62,8 @@ class SegmentShard(Visible):
                 self.size_bytes,
                 self.timestamp_max_ms,
             ) = _ROW.unpack(raw)
-        super().__init__(max(self.indexed_next, meta.next_offset_min, meta.start_offset))
+            next_offset = max(next_offset, self.indexed_next)
+        super().__init__(next_offset)
         self.number = meta.number
         self.lane = meta.lane
         self.config = meta.config

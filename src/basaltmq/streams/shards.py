@@ -163,11 +163,12 @@ def check_durability(engine: Engine, durability: Durability) -> None:
         )
 
 
-class ShardMeta(msgspec.Struct, frozen=True):
+class ShardMeta(msgspec.Struct, frozen=True, gc=False):
     """A shard's row."""
 
     number: int
-    topic_id: UUID
+    topic: bytes
+    """The topic's id, as bytes: most who load a shard do not ask for it, and a UUID costs more than the rest."""
     partition: int
     engine: Engine
     config: ShardConfig
@@ -176,6 +177,10 @@ class ShardMeta(msgspec.Struct, frozen=True):
     start_offset: int = 0
     next_offset_min: int = 0
     created_ms: int = 0
+
+    @property
+    def topic_id(self) -> UUID:
+        return UUID(bytes=self.topic)
 
     @property
     def name(self) -> str:
@@ -187,7 +192,7 @@ class ShardMeta(msgspec.Struct, frozen=True):
             _ENGINE_CODES[self.engine],
             self.flags,
             self.lane,
-            self.topic_id.bytes,
+            self.topic,
             self.partition,
             self.start_offset,
             self.next_offset_min,
@@ -206,8 +211,7 @@ class ShardMeta(msgspec.Struct, frozen=True):
             config = _decode_config(raw[_ROW.size :])
         except msgspec.MsgspecError as error:
             raise CorruptionError(f"the row of shard {number} has a damaged config: {error}") from error
-        topic_id = UUID(bytes=topic)
-        return cls(number, topic_id, partition, _ENGINES[engine], config, lane, flags, start, least, created)
+        return cls(number, topic, partition, _ENGINES[engine], config, lane, flags, start, least, created)
 
 
 @lru_cache(maxsize=CONFIGS_CACHED_MAX)
@@ -246,7 +250,7 @@ class Recent(Generic[V]):
         self._limit = limit
         self._recent: OrderedDict[int, V] = OrderedDict()
         self._used: set[int] = set()
-        self._held: weakref.WeakValueDictionary[int, V] = weakref.WeakValueDictionary()
+        self._held: dict[int, weakref.ref[V]] = {}
         self._lock = threading.RLock()
 
     def get(self, number: int) -> V:
@@ -261,7 +265,8 @@ class Recent(Generic[V]):
             recent = self._recent
             found = recent.get(number)
             if found is None:
-                found = self._held.get(number) if self._held else None
+                reference = self._held.pop(number, None)
+                found = None if reference is None else reference()
                 if found is None:
                     found = self._load(number)
                 if len(recent) >= self._limit:
@@ -277,26 +282,28 @@ class Recent(Generic[V]):
             used.discard(number)
             recent[number] = oldest
             number, oldest = recent.popitem(last=False)
+        reference = weakref.ref(oldest)
+        del oldest
+        if reference() is not None:
+            self._held[number] = reference
+            if len(self._held) > self._limit:
+                self._held = {at: each for at, each in self._held.items() if each() is not None}
         if len(used) > self._limit:
             # Noted after they went; of no use.
             used.clear()
-        reference = weakref.ref(oldest)
-        del oldest
-        held = reference()
-        if held is not None:
-            self._held[number] = held
 
     def forget(self, number: int) -> V | None:
         """Take the thing out, if it is loaded; the next `get` loads it again."""
         with self._lock:
             self._used.discard(number)
-            held = self._held.pop(number, None)
-            return self._recent.pop(number, held)
+            reference = self._held.pop(number, None)
+            return self._recent.pop(number, None if reference is None else reference())
 
     def loaded(self) -> list[V]:
         """Everything alive."""
         with self._lock:
-            return [*self._recent.values(), *(self._held[at] for at in list(self._held) if at not in self._recent)]
+            held = [thing for reference in self._held.values() if (thing := reference()) is not None]
+            return [*self._recent.values(), *held]
 
     def __len__(self) -> int:
         return len(self._recent)
@@ -377,7 +384,7 @@ class Shards:
         for number, spec in enumerate(specs, first):
             meta = ShardMeta(
                 number,
-                spec.topic_id,
+                spec.topic_id.bytes,
                 spec.partition,
                 spec.engine,
                 spec.config,

@@ -37,8 +37,8 @@ class Visible:
         self.lock = threading.RLock()
         self.next_offset = next_offset
         self.high_watermark = next_offset
-        self.unsynced: deque[tuple[int, int]] = deque()
-        """(sequence, first offset) of writes that wait for a sync."""
+        self.unsynced: deque[tuple[int, int]] | None = None
+        """(sequence, first offset) of writes that wait for a sync. None until there is one: most shards are idle."""
 
     def settle(self) -> None:
         self.high_watermark = self.unsynced[0][1] if self.unsynced else self.next_offset
@@ -62,6 +62,8 @@ class Watermarks:
             sequence = self._written
             if durability is Durability.SYNCED:
                 self._waiting.append((sequence, shard))
+                if shard.unsynced is None:
+                    shard.unsynced = deque()
                 shard.unsynced.append((sequence, base_offset))
         shard.settle()
         return sequence
@@ -98,8 +100,9 @@ class Watermarks:
                 moved[id(shard)] = shard
         for shard in moved.values():
             with shard.lock:
-                while shard.unsynced and shard.unsynced[0][0] <= covered:
-                    shard.unsynced.popleft()
+                unsynced = shard.unsynced
+                while unsynced and unsynced[0][0] <= covered:
+                    unsynced.popleft()
                 shard.settle()
         self._synced = covered
 

@@ -46,7 +46,7 @@ def spec(partition: int = 0, topic_id: UUID | None = None, flags: int = 0) -> Sh
     meta=st.builds(
         ShardMeta,
         number=U64,
-        topic_id=st.uuids(),
+        topic=st.binary(min_size=16, max_size=16),
         partition=st.integers(0, (1 << 31) - 1),
         engine=st.sampled_from(Engine),
         config=st.builds(
