@@ -11,7 +11,8 @@ the shard's own retention, then is refused as a whole with StoreOverfullError; n
 not name.
 
 A shard is two lists in step, offsets and entries, searched by bisection. Deleting a few splices them, deleting many
-builds them again.
+builds the part between the first and the last of them again. Retention and compaction do a bounded part per step;
+compaction goes through the records as they lie and asks the key index which is the latest.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from __future__ import annotations
 import asyncio
 import heapq
 import threading
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final, NamedTuple
 
 import msgspec
@@ -52,14 +54,15 @@ from basaltmq.streams.leaders import Leaders
 from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.retention import (
     RECORDS_PER_STEP,
+    CompactionPass,
     Extent,
     Rounds,
     age_time_ms,
     is_tombstone,
+    pass_is_due,
     start_offset_after,
-    tombstone_goes,
 )
-from basaltmq.streams.shards import OFFSET_MAX, Engine, ShardConfig, ShardMeta, Shards, check_durability
+from basaltmq.streams.shards import OFFSET_MAX, Engine, ShardMeta, Shards, check_durability
 from basaltmq.streams.watermark import done
 
 SIZE_BYTES_MAX: Final = 256 << 20
@@ -102,6 +105,7 @@ class _Shard:
         self.expiring: list[tuple[int, int]] = []
         self.size_bytes = 0
         self.is_deleted = False
+        self.compaction = CompactionPass()
 
     def append(self, record: StoredRecord, stored_ms: int) -> None:
         size_bytes = _cost_bytes(record)
@@ -127,23 +131,26 @@ class _Shard:
 
     def remove(self, going: Collection[int]) -> int:
         """Delete records by offset; how many there were."""
-        found = [offset for offset in set(going) if self.find(offset) is not None]
-        for offset in found:
-            self._unindex(self.entries[bisect_left(self.offsets, offset)])
+        found = sorted(offset for offset in set(going) if self.find(offset) is not None)
         if len(found) <= SPLICE_MAX:
             for offset in found:
                 at = bisect_left(self.offsets, offset)
+                self._unindex(self.entries[at : at + 1])
                 del self.offsets[at], self.entries[at]
         else:
+            # Only what lies between the first and the last that go is built again.
+            begin, end = bisect_left(self.offsets, found[0]), bisect_right(self.offsets, found[-1])
             gone = set(found)
-            self.entries = [entry for entry in self.entries if entry.record.offset not in gone]
-            self.offsets = [entry.record.offset for entry in self.entries]
+            part = self.entries[begin:end]
+            self._unindex([entry for entry in part if entry.record.offset in gone])
+            left = [entry for entry in part if entry.record.offset not in gone]
+            self.entries[begin:end] = left
+            self.offsets[begin:end] = [entry.record.offset for entry in left]
         return len(found)
 
     def remove_before(self, offset: int) -> int:
         count = bisect_left(self.offsets, offset)
-        for entry in self.entries[:count]:
-            self._unindex(entry)
+        self._unindex(self.entries[:count])
         del self.offsets[:count], self.entries[:count]
         self.start_offset = max(self.start_offset, offset)
         return count
@@ -171,22 +178,31 @@ class _Shard:
                 return entry.record.offset
         return None
 
-    def _unindex(self, entry: _Entry) -> None:
-        record = entry.record
-        self.size_bytes -= entry.size_bytes
-        if record.key is not None and self.config.index_keys:
-            _drop(self.by_key, record.key, record.offset)
-        if self.config.index_tags:
-            for tag in set(record.tags):
-                _drop(self.by_tag, tag, record.offset)
+    def _unindex(self, entries: list[_Entry]) -> None:
+        """Take records, by offset, out of the indexes; those of one key or tag together."""
+        keyed: dict[bytes, list[int]] = {}
+        tagged: dict[bytes, list[int]] = {}
+        for record, _, size_bytes in entries:
+            self.size_bytes -= size_bytes
+            if record.key is not None and self.config.index_keys:
+                keyed.setdefault(record.key, []).append(record.offset)
+            if self.config.index_tags:
+                for tag in set(record.tags):
+                    tagged.setdefault(tag, []).append(record.offset)
+        for index, going in ((self.by_key, keyed), (self.by_tag, tagged)):
+            for name, offsets in going.items():
+                _drop(index, name, offsets)
 
 
-def _drop(index: dict[bytes, list[int]], name: bytes, offset: int) -> None:
+def _drop(index: dict[bytes, list[int]], name: bytes, going: list[int]) -> None:
+    """Take ascending offsets out of a list that has them all."""
     offsets = index[name]
-    if len(offsets) == 1:
+    if len(offsets) == len(going):
         del index[name]
-    else:
-        del offsets[bisect_left(offsets, offset)]
+        return
+    begin, end = bisect_left(offsets, going[0]), bisect_right(offsets, going[-1])
+    gone = set(going)
+    offsets[begin:end] = [offset for offset in offsets[begin:end] if offset not in gone]
 
 
 class MemoryEngine(EngineBase):
@@ -360,11 +376,15 @@ class MemoryEngine(EngineBase):
         for kept in loaded:
             with kept.lock:
                 gone += self._expire(kept, now_ms)
+        left = RECORDS_PER_STEP
         for meta in self._rounds.step():
             kept = self._of(meta.number)
             with kept.lock:
-                gone += self._retain_shard(kept, now_ms) + self._compact(kept, now_ms)
-            if gone >= RECORDS_PER_STEP:
+                removed = self._retain_shard(kept, now_ms, RECORDS_PER_STEP)
+                looked, compacted = self._compact(kept, now_ms, left)
+            gone += removed + compacted
+            left -= removed + looked
+            if left <= 0:
                 break
         return gone
 
@@ -475,31 +495,59 @@ class MemoryEngine(EngineBase):
             going.append(heapq.heappop(kept.expiring)[1])
         return self._remove(kept, going)
 
-    def _retain_shard(self, kept: _Shard, now_ms: int) -> int:
+    def _retain_shard(self, kept: _Shard, now_ms: int, limit: int | None = None) -> int:
+        """Remove what retention names, at most `limit` records."""
         oldest = (
             Extent(
                 entry.record.offset + 1, 1, entry.size_bytes, age_time_ms(entry.record.timestamp_ms, entry.stored_ms)
             )
-            for entry in kept.scan(kept.start_offset)
+            for entry in islice(kept.scan(kept.start_offset), limit)
         )
         start = start_offset_after(kept.config, kept.start_offset, len(kept.offsets), kept.size_bytes, oldest, now_ms)
         return self._remove_before(kept, start)
 
-    def _compact(self, kept: _Shard, now_ms: int) -> int:
-        if not kept.config.compact:
-            return 0
+    def _compact(self, kept: _Shard, now_ms: int, limit: int) -> tuple[int, int]:
+        """(records looked at, records deleted) of a part of a pass, which goes through the records as they lie."""
+        state = kept.compaction
+        if not kept.config.compact or not (state.is_running or _begin(kept, now_ms)):
+            return 0, 0
         going: list[int] = []
-        for offsets in kept.by_key.values():
-            going += offsets[:-1]
-            latest = kept.find(offsets[-1])
-            assert latest is not None, "an index names records that are there"
-            if is_tombstone(latest.record.value) and _is_past(kept.config, latest, now_ms):
-                going.append(offsets[-1])
-        return self._remove(kept, going)
+        looked = 0
+        state.is_running = False
+        for entry in kept.scan(state.at):
+            record = entry.record
+            if record.offset >= state.bound:
+                break
+            if looked >= max(limit, 1):
+                state.is_running = True
+                state.at = record.offset
+                break
+            looked += 1
+            if record.key is None:
+                continue
+            if kept.by_key[record.key][-1] != record.offset:
+                going.append(record.offset)
+            elif is_tombstone(record.value):
+                due_ms = age_time_ms(record.timestamp_ms, entry.stored_ms) + kept.config.tombstone_retention_ms
+                if due_ms <= now_ms:
+                    going.append(record.offset)
+                elif state.tombstone_due_ms is None or due_ms < state.tombstone_due_ms:
+                    state.tombstone_due_ms = due_ms
+        if not state.is_running:
+            state.passed_to = state.bound
+        return looked, self._remove(kept, going)
 
 
-def _is_past(config: ShardConfig, entry: _Entry, now_ms: int) -> bool:
-    return tombstone_goes(config, age_time_ms(entry.record.timestamp_ms, entry.stored_ms), now_ms)
+def _begin(kept: _Shard, now_ms: int) -> bool:
+    """Begin a pass over a shard if one is due."""
+    state = kept.compaction
+    tombstone_due = state.tombstone_due_ms is not None and state.tombstone_due_ms <= now_ms
+    if not tombstone_due and not pass_is_due(kept.next_offset, state.passed_to, len(kept.offsets)):
+        return False
+    state.at = kept.start_offset
+    state.bound = kept.next_offset
+    state.tombstone_due_ms = None
+    return True
 
 
 def _cost_bytes(record: Record) -> int:
