@@ -177,7 +177,7 @@ def purge(api: ApiClient, name: str, yes: bool, vhost: str) -> None:
 def move(api: ApiClient, name: str, target: str, count: int | None, vhost: str) -> None:
     """Move ready messages to queue TARGET of the same virtual host; none is lost or doubled by a crash."""
     moved = api.post(path("queues", vhost, name, "move"), {"destination": target, "count": count}, long=True)["moved"]
-    click.echo(f"{moved:,} messages moved from {name} to {target}")
+    click.echo(f"{moved:,} {'message' if moved == 1 else 'messages'} moved from {name} to {target}")
 
 
 @server_queue.command()

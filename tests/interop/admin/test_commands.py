@@ -1,0 +1,162 @@
+"""The command line against a real broker: what it does, what people read, what programs read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pika
+import pytest
+from click.testing import CliRunner, Result
+from tests.interop.server import Broker
+
+from basaltmq.cli.main import main
+
+Run: TypeAlias = Callable[..., Result]
+
+
+@pytest.fixture
+def basalt(broker: Broker) -> Run:
+    """Run a command against the broker; `code` is the exit code expected, `stdin` what it reads."""
+
+    def run(*words: str, code: int = 0, stdin: str | bytes = "", **environment: str) -> Result:
+        server = {"BASALT_SERVER": broker.url("admin"), **environment}
+        result = CliRunner(env=server).invoke(main, list(words), input=stdin)
+        assert result.exit_code == code, f"{words}: {result.output} {result.exception!r}"
+        return result
+
+    return run
+
+
+@pytest.fixture
+def connection(broker: Broker) -> Iterator[pika.BlockingConnection]:
+    opened = pika.BlockingConnection(pika.URLParameters(broker.url()))
+    yield opened
+    if opened.is_open:
+        opened.close()
+
+
+def rows(result: Result) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(result.stdout)
+    return found
+
+
+def test_a_message_travels_by_commands_alone(basalt: Run) -> None:
+    basalt("exchange", "declare", "news", "--type", "topic")
+    basalt("queue", "declare", "paper", "--arguments", '{"x-max-length": 10}')
+    basalt("binding", "create", "news", "paper", "--key", "sport.#")
+    listed = basalt("binding", "list").stdout
+    assert "sport.#" in listed
+    assert basalt("exchange", "publish", "news", "one", "--key", "sport.chess").stdout == "published, and durable\n"
+    basalt("exchange", "publish", "news", "--key", "sport.go", stdin="two")
+    assert "no queue was bound" in basalt("exchange", "publish", "news", "x", "--key", "art", code=1).stderr
+    peeked = basalt("queue", "peek", "paper").stdout
+    assert "sport.chess" in peeked
+    assert "one" in peeked
+    assert json.loads(basalt("queue", "peek", "paper", "--json").stdout.splitlines()[1])["payload"] == "two"
+    assert "x-max-length" in basalt("queue", "stats", "paper").stdout
+    basalt("queue", "declare", "archive")
+    assert basalt("queue", "move", "paper", "archive", "--count", "1").stdout.startswith("1 message moved")
+    listed = basalt("queue", "list").stdout
+    assert listed.splitlines()[0].split()[:5] == ["queue", "type", "ready", "unacked", "bytes"]
+    by_name = {each["name"]: each for each in rows(basalt("queue", "list", "--json"))}
+    assert (by_name["paper"]["messages_ready"], by_name["archive"]["messages_ready"]) == (1, 1)
+    assert "aborted" in basalt("queue", "purge", "paper", code=1, stdin="n\n").output.lower()
+    basalt("queue", "purge", "paper", "--yes")
+    basalt("binding", "delete", "news", "paper", "--key", "sport.#")
+    assert "not bound" in basalt("binding", "delete", "news", "paper", "--key", "sport.#", code=1).stderr
+    for queue in ("paper", "archive"):
+        basalt("queue", "delete", queue, "--yes")
+    basalt("exchange", "delete", "news")
+    assert "news" not in basalt("exchange", "list").stdout
+
+
+def test_users_are_made_let_in_and_taken_away(basalt: Run) -> None:
+    basalt("user", "create", "erin", "--tag", "management", stdin="first\n")
+    basalt("permission", "set", "erin", "--configure", "^erin")
+    assert "^erin" in basalt("permission", "list").stdout
+    basalt("permission", "set", "erin", "--exchange", "amq.topic", "--write", "^erin[.]")
+    assert "amq.topic" in basalt("permission", "list", "--topics").stdout
+    mine = {"BASALT_USER": "erin", "BASALT_PASSWORD": "first"}
+    basalt("queue", "declare", "erins", **mine)
+    assert "error [access_refused]" in basalt("queue", "declare", "others", code=1, **mine).stderr
+    basalt("user", "password", "erin", stdin="second\n")
+    assert "error [authentication_failed]" in basalt("queue", "list", code=1, **mine).stderr
+    basalt("user", "tags", "erin", "monitoring")
+    assert "monitoring" in basalt("user", "list").stdout
+    basalt("permission", "clear", "erin", "--topics")
+    basalt("permission", "clear", "erin")
+    basalt("user", "delete", "erin")
+    assert "erin" not in basalt("user", "list").stdout
+    assert "first line of stdin" in basalt("user", "create", "nobody", code=2).stderr
+
+
+def test_virtual_hosts_and_their_stores_are_looked_after(basalt: Run, tmp_path: Path) -> None:
+    basalt("vhost", "create", "shop", "--description", "for tests")
+    assert "for tests" in basalt("vhost", "list").stdout
+    basalt("queue", "declare", "q", "--vhost", "shop")
+    assert "shop" in basalt("queue", "list", "--all").stdout
+    assert basalt("vhost", "restart", "shop").stdout == "vhost shop is up\n"
+    basalt("vhost", "store", "flush", "shop")
+    assert "after" in basalt("vhost", "store", "compact", "shop", "--family", "queues").stdout
+    assert "queues" in basalt("vhost", "store", "diagnostics", "shop").stdout
+    basalt("vhost", "store", "set", "shop", "disable_auto_compactions=true")
+    assert "is sound" in basalt("vhost", "store", "verify", "shop").stdout
+    basalt("vhost", "store", "checkpoint", "shop", str(tmp_path / "backup"))
+    assert "is sound" in basalt("store", "verify", str(tmp_path / "backup")).stdout
+    assert "error [unknown_family]" in basalt("vhost", "store", "flush", "shop", "--family", "x", code=1).stderr
+    basalt("vhost", "delete", "shop", "--yes")
+    assert "error [vhost_not_found]" in basalt("queue", "list", "--vhost", "shop", code=1).stderr
+
+
+def test_policies_are_set_listed_and_deleted(basalt: Run) -> None:
+    basalt("policy", "set", "short", "^tmp[.]", '{"message-ttl": 60000}', "--priority", "3", "--apply-to", "queues")
+    assert '{"message-ttl":60000}' in basalt("policy", "list").stdout
+    assert "JSON object" in basalt("policy", "set", "x", "x", "[1]", code=2).stderr
+    basalt("policy", "delete", "short")
+    assert "error [not_found]" in basalt("policy", "delete", "short", code=1).stderr
+
+
+def test_connections_are_seen_and_closed(basalt: Run, connection: pika.BlockingConnection) -> None:
+    channel = connection.channel()
+    channel.queue_declare("watched")
+    channel.basic_consume("watched", lambda *_: None, consumer_tag="watcher")
+    [listed] = rows(basalt("connection", "list", "--json"))
+    assert (listed["user"], listed["vhost"], listed["channels"]) == ("guest", "/", 1)
+    assert "Pika" in basalt("connection", "list").stdout
+    assert listed["name"] in basalt("connection", "channels").stdout
+    assert "watcher" in basalt("connection", "consumers").stdout
+    basalt("connection", "close", listed["name"], "--reason", "time to go")
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="time to go"):
+        connection.process_data_events(20)
+    assert "error [not_found]" in basalt("connection", "close", "nobody", code=1).stderr
+
+
+def test_definitions_go_out_and_in(basalt: Run) -> None:
+    basalt("queue", "declare", "kept")
+    exported = basalt("definitions", "export").stdout
+    basalt("queue", "delete", "kept", "--yes")
+    done = basalt("definitions", "import", stdin=exported)
+    assert "queues" in done.stdout
+    assert "kept" in basalt("queue", "list").stdout
+    basalt("queue", "delete", "kept", "--yes")
+    told = basalt("definitions", "import", stdin='{"queues": [{"name": "x", "vhost": "no"}]}')
+    assert "left out: queue 'x'" in told.stderr
+
+
+def test_a_broker_that_is_not_there_is_one_line(basalt: Run) -> None:
+    said = basalt("user", "list", code=1, BASALT_SERVER="http://127.0.0.1:1").stderr
+    assert said.count("\n") == 1
+    assert "error [unreachable]: no broker answers at http://127.0.0.1:1" in said
+    assert "--server takes an address" in basalt("user", "list", code=2, BASALT_SERVER="ftp://x").stderr
+
+
+def test_without_a_server_the_same_words_work_on_a_store(tmp_path: Path) -> None:
+    store = ["--data-dir", str(tmp_path / "store")]
+    runner = CliRunner(env={"BASALT_SERVER": "http://127.0.0.1:1"})
+    assert runner.invoke(main, [*store, "queue", "create", "embedded"]).exit_code == 0
+    assert "embedded" in runner.invoke(main, [*store, "queue", "list"]).stdout
+    asked = runner.invoke(main, [*store, "queue", "list", "--server", "http://127.0.0.1:1"])
+    assert "no broker answers" in asked.stderr

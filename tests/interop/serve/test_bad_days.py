@@ -1,0 +1,101 @@
+"""Bad days: publishers held, a virtual host that cannot be opened, and what the operator sees and does."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+from tests.interop.server import POLL_S, Broker, running
+
+from basaltmq.broker.vhost_directory import directory_name
+from basaltmq.cli.api_client import path
+from basaltmq.errors import RemoteError
+
+WAIT_S = 60
+
+
+def refused(call: Callable[..., Any], *arguments: Any) -> RemoteError:
+    with pytest.raises(RemoteError) as caught:
+        call(*arguments)
+    return caught.value
+
+
+def eventually(is_so: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < until, what
+        time.sleep(POLL_S)
+
+
+@pytest.mark.spec("A11")
+@pytest.mark.promise("P8")
+def test_a_disk_that_is_nearly_full_holds_publishers_never_consumers_until_there_is_room(tmp_path: Path) -> None:
+    file = tmp_path / "basalt.toml"
+    file.write_text("")
+    publish = path("exchanges", "/", "amq.default", "publish")
+    body = {"routing_key": "jobs", "payload": "x", "properties": {"delivery_mode": 2}}
+    with running(tmp_path / "data", f"--config={file}") as broker:
+        broker.call("PUT", path("queues", "/", "jobs"), {})
+        broker.call("POST", publish, body)
+        file.write_text('[disk]\nfree_min = "100%"\n')
+        broker.signal(signal.SIGHUP)
+        eventually(lambda: "publishers are held" in broker.log(), broker.log())
+        held = refused(broker.call, "POST", publish, body)
+        assert (held.status, held.code) == (503, "publishers_held")
+        assert "low on disk" in str(held)
+        alarmed = refused(broker.call, "GET", path("health", "checks", "alarms"))
+        assert alarmed.status == 503
+        assert broker.call("GET", path("nodes"))[0]["disk_free_alarm"]
+        with contextlib.closing(pika.BlockingConnection(pika.URLParameters(broker.url()))) as connection:
+            assert connection.channel().basic_get("jobs", auto_ack=True)[2] == b"x"
+        file.write_text("")
+        broker.signal(signal.SIGHUP)
+        eventually(lambda: "no longer held" in broker.log(), broker.log())
+        assert broker.call("POST", publish, body) == {"routed": True}
+
+
+def lose_vhost(broker: Broker, name: str) -> tuple[Path, Path]:
+    """Take the directory of a virtual host away while the broker is stopped; (where it was, where it is)."""
+    broker.call("PUT", path("vhosts", name), {})
+    broker.call("PUT", path("queues", name, "kept"), {})
+    assert broker.stop() == 0
+    here = broker.data_dir / "vhosts" / directory_name(name)
+    there = broker.data_dir.with_name("taken away")
+    shutil.move(here, there)
+    return here, there
+
+
+@pytest.mark.spec("E9")
+@pytest.mark.promise("P11")
+def test_a_virtual_host_that_cannot_be_opened_stays_down_alone_until_an_operator_acts(own_broker: Broker) -> None:
+    here, there = lose_vhost(own_broker, "ill")
+    own_broker.flags = ("--vhosts-restarts-max=0",)
+    own_broker.start()
+    eventually(lambda: own_broker.call("GET", path("vhosts", "ill"))["state"] == "down", "it is down")
+    shown = own_broker.call("GET", path("vhosts", "ill"))
+    assert "is missing" in shown["error"]
+    assert refused(own_broker.call, "GET", path("queues", "ill")).code == "vhost_down"
+    unhealthy = refused(own_broker.call, "GET", path("health", "checks", "virtual-hosts"))
+    assert unhealthy.status == 503
+    assert "ill" in str(unhealthy)
+    own_broker.call("PUT", path("queues", "/", "served"), {})
+    shutil.move(there, here)
+    own_broker.call("POST", path("vhosts", "ill", "restart"))
+    assert [each["name"] for each in own_broker.call("GET", path("queues", "ill"))] == ["kept"]
+    assert own_broker.call("GET", path("health", "checks", "virtual-hosts"))["status"] == "ok"
+
+
+@pytest.mark.spec("E9")
+def test_the_broker_goes_down_with_it_where_the_settings_say_so(own_broker: Broker) -> None:
+    lose_vhost(own_broker, "ill")
+    own_broker.flags = ("--vhosts-restarts-max=0", "--vhosts-on-failure=stop_node")
+    own_broker.start()
+    assert own_broker.wait() == 74
+    assert "the node stops, as vhosts.on_failure says" in own_broker.log()
