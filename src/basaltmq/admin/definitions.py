@@ -25,13 +25,11 @@ from basaltmq.admin.policies import shown_policy
 from basaltmq.admin.principals import Principals
 from basaltmq.admin.routes import Access, Call, Route
 from basaltmq.admin.scope import Scope
+from basaltmq.admin.turns import Turns
 from basaltmq.broker.policy import Policy
 from basaltmq.broker.topology import PREDECLARED
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import BasaltError
-
-TURN_ENTRIES: Final = 100
-"""Entries taken before others get their turn."""
 
 SKIPPED_MAX: Final = 1_000
 """Lines about what was left out; a file with more faults is a wrong file."""
@@ -180,11 +178,12 @@ class _Taking:
     def __init__(self) -> None:
         self.taken: dict[str, int] = {}
         self.skipped: list[str] = []
+        self._turns = Turns()
 
     async def all(
         self, kind: str, entries: Iterable[Entry], named: Callable[[Entry], str], take: Callable[[Entry], Any]
     ) -> None:
-        for number, entry in enumerate(entries, 1):
+        for entry in entries:
             try:
                 made = take(entry)
                 if inspect.isawaitable(made):
@@ -193,8 +192,7 @@ class _Taking:
                 self.skip(f"{named(entry)}: {error}")
             else:
                 self.taken[kind] = self.taken.get(kind, 0) + 1
-            if number % TURN_ENTRIES == 0:
-                await asyncio.sleep(0)
+            await self._turns.breathe()
 
     def skip(self, line: str) -> None:
         if len(self.skipped) < SKIPPED_MAX:

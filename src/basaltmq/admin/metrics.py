@@ -20,13 +20,12 @@ from basaltmq.admin.message import HttpError, Response
 from basaltmq.admin.routes import Access, Call, Route, allowed
 from basaltmq.admin.scope import Scope
 from basaltmq.admin.totals import Totals, TotalsBook
+from basaltmq.admin.turns import Turns
 from basaltmq.broker.memory_limit import resident_bytes
 from basaltmq.broker.vhost import VHost
 
 OBJECTS_MAX: Final = 20_000
 """Queues and connections shown one by one: about 20 MB of text, at the edge of what Prometheus likes."""
-
-TURN_OBJECTS: Final = 200
 
 _TOTALS: Final = (
     ("queues", "gauge", "Queues."),
@@ -89,6 +88,7 @@ class Metrics:
         await self._allow(call)
         rows: list[tuple[dict[str, str], Totals]] = []
         left = OBJECTS_MAX
+        turns = Turns()
         for vhost in self._scope.up():
             for name in list(vhost.queues.by_name)[:left]:
                 queue = vhost.queues.by_name.get(name)
@@ -97,15 +97,17 @@ class Metrics:
                     one.add(vhost, queue)
                     rows.append(({"vhost": vhost.name, "queue": name}, one))
                     left -= 1
-                if len(rows) % TURN_OBJECTS == 0:
-                    await asyncio.sleep(0)
-        metrics = [_metric(at, rows, "detailed_") for at in range(1, len(_TOTALS))]
+                await turns.breathe()
         left_out = sum(len(vhost.queues.by_name) for vhost in self._scope.up()) - len(rows)
-        metrics.append(
-            Metric("basalt_objects_left_out", "gauge", "Queues beyond the limit of this page.", [({}, left_out)])
-        )
-        metrics += self._connections()
-        return Response(200, expose(metrics), CONTENT_TYPE)
+        told = [
+            Metric("basalt_objects_left_out", "gauge", "Queues beyond the limit of this page.", [({}, left_out)]),
+            *self._connections(),
+        ]
+
+        def text() -> bytes:
+            return expose([*(_metric(at, rows, "detailed_") for at in range(1, len(_TOTALS))), *told])
+
+        return Response(200, await asyncio.to_thread(text), CONTENT_TYPE)
 
     def _process(self) -> Iterator[Metric]:
         usage = resource.getrusage(resource.RUSAGE_SELF)

@@ -6,19 +6,16 @@ A filter is a part of the name, not a regular expression: one written with bad i
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
 from basaltmq.admin.message import HttpError
 from basaltmq.admin.routes import Call
+from basaltmq.admin.turns import Turns
 
 PAGE_ITEMS: Final = 100
 PAGE_ITEMS_MAX: Final = 500
 """RabbitMQ's number; more takes longer than a loop should be held."""
-
-TURN_ITEMS: Final = 200
-"""Items made before others get their turn; about two milliseconds."""
 
 Key = TypeVar("Key")
 
@@ -63,12 +60,12 @@ async def listing(
 
 async def _made(chosen: list[tuple[str, Key]], make: Callable[[Key], dict[str, Any] | None]) -> list[dict[str, Any]]:
     items = []
-    for count, (_, key) in enumerate(chosen, 1):
+    turns = Turns()
+    for _, key in chosen:
         item = make(key)
         if item is not None:
             items.append(item)
-        if count % TURN_ITEMS == 0:
-            await asyncio.sleep(0)
+        await turns.breathe()
     return items
 
 

@@ -26,11 +26,8 @@ class Scope:
     def __init__(self, node: Node, config: Callable[[], Config], ports: Mapping[str, int]) -> None:
         self.node = node
         self.ports = ports
+        self.node_name = config().name
         self._config = config
-
-    @property
-    def node_name(self) -> str:
-        return self._config().name
 
     @property
     def connections(self) -> Iterable[Any]:

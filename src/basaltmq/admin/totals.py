@@ -13,13 +13,12 @@ from typing import Final
 
 import msgspec
 
+from basaltmq.admin.turns import Turns
 from basaltmq.broker.queue import BrokerQueue
 from basaltmq.broker.vhost import VHost
 
 FRESH_S: Final = 2.0
 """How old a sum may be; less than any interval at which metrics are taken."""
-
-TURN_QUEUES: Final = 100
 
 
 class Totals(msgspec.Struct):
@@ -82,11 +81,11 @@ class TotalsBook:
 
     async def _walk(self, vhost: VHost) -> Totals:
         totals = Totals()
-        for number, name in enumerate(list(vhost.queues.by_name), 1):
+        turns = Turns()
+        for name in list(vhost.queues.by_name):
             queue = vhost.queues.by_name.get(name)
             if queue is not None:
                 totals.add(vhost, queue)
-            if number % TURN_QUEUES == 0:
-                await asyncio.sleep(0)
+            await turns.breathe()
         self._known[vhost.name] = (self._clock() + FRESH_S, vhost, totals)
         return totals
