@@ -279,6 +279,10 @@ def encode_shortstr(text: str, what: str = "short string") -> bytes:
     return bytes((len(raw),)) + raw
 
 
+BARE: Final = b"\0\0\0\0"
+"""What an empty envelope stands for: a message that came over a protocol without exchanges and properties."""
+
+
 def seal(exchange: str, routing_key: str, properties: bytes) -> bytes:
     """The envelope of a message: where it was published, and its properties."""
     return encode_shortstr(exchange, "exchange name") + encode_shortstr(routing_key, "routing key") + properties
@@ -286,6 +290,7 @@ def seal(exchange: str, routing_key: str, properties: bytes) -> bytes:
 
 def open_envelope(envelope: bytes) -> tuple[str, str, bytes]:
     """Exchange, routing key and properties of an envelope."""
+    envelope = envelope or BARE
     try:
         middle = 1 + envelope[0]
         start = middle + 1 + envelope[middle]

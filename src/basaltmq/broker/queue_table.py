@@ -16,11 +16,20 @@ from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from typing import Final
 
-from basaltmq.broker.arguments import STREAM, Owner, check_same, check_same_arguments
+import msgspec
+
+from basaltmq.broker.arguments import STREAM, Owner, QueueSettings, check_same, check_same_arguments
 from basaltmq.broker.consumer import Consumer
 from basaltmq.broker.exchange import Arguments
 from basaltmq.broker.policy import Policies
-from basaltmq.broker.queue import BrokerQueue, Declared, QueueInfo, declared_settings, effective, plane_config
+from basaltmq.broker.queue import (
+    BrokerQueue,
+    Declared,
+    QueueInfo,
+    declared_settings,
+    effective,
+    plane_config,
+)
 from basaltmq.broker.stream_queue import StreamQueues
 from basaltmq.broker.topology import Topology, check_name
 from basaltmq.errors import (
@@ -30,6 +39,7 @@ from basaltmq.errors import (
     QueueNotFoundError,
     ResourceLockedError,
 )
+from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.plane import QueuePlane
 
 GENERATED: Final = "amq.gen-"
@@ -132,6 +142,14 @@ class QueueTable:
         self._plane.create(plane_config(name, declared, settings))
         self._put(queue)
         return QueueInfo(name, 0, 0)
+
+    def adopt(self, config: QueueConfig) -> None:
+        """Make a queue of a configuration that is not a declaration's, and the dead-letter queue it names."""
+        check_name("queue name", config.name)
+        self._plane.create(config)
+        for name in (config.name, config.dead_letter_queue):
+            if name is not None and name not in self.by_name:
+                self._add(name, Declared(), None)
 
     def _generated(self) -> str:
         return GENERATED + urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
@@ -238,10 +256,25 @@ class QueueTable:
             if queue.is_stream:
                 self._streams.alter(queue, settings)
             else:
-                self._plane.update(plane_config(queue.name, queue.declared, settings))
+                self._plane.update(self._under_policy(queue, settings))
             queue.configure(settings)
             self._watch(queue)
         self.topology.version += 1
+
+    def _under_policy(self, queue: BrokerQueue, settings: QueueSettings) -> QueueConfig:
+        """What the plane is told; of a queue that was adopted, what policies have no word for stays."""
+        config = plane_config(queue.name, queue.declared, settings)
+        before = self._plane.get(queue.name)
+        if before.extra:
+            return config
+        return msgspec.structs.replace(
+            before,
+            ttl_ms=config.ttl_ms,
+            length_max=config.length_max,
+            bytes_max=config.bytes_max,
+            overflow=config.overflow,
+            delivery_limit=config.delivery_limit,
+        )
 
     def _watch(self, queue: BrokerQueue) -> None:
         if queue.settings.expires_ms is not None:

@@ -233,6 +233,12 @@ class VHost:
                 owner=owner,
             )
 
+    def adopt_queue(self, config: QueueConfig) -> None:
+        """Make a queue as a protocol without exchanges describes it; clients of AMQP see a durable queue."""
+        self._settle_down()
+        with Guard(self):
+            self.queues.adopt(config)
+
     def delete_queue(self, name: str, *, if_unused: bool = False, if_empty: bool = False, owner: object = None) -> int:
         """Delete a queue; how many messages were ready."""
         self._settle_down()
@@ -530,8 +536,10 @@ class VHost:
                 exchange.alternate = alternate
                 self.topology.version += 1
 
-    def _dead_letter(self, config: QueueConfig, message: Message, reason: str) -> tuple[Sequence[str], bytes]:
-        """Where a message goes that died in the plane, and with which properties."""
+    def _dead_letter(self, config: QueueConfig, message: Message, reason: str) -> tuple[Sequence[str], bytes] | None:
+        """Where a message goes that died in the plane, and with which properties; None leaves it to the plane."""
+        if config.dead_letter_queue is not None:
+            return None
         queue = self.queues.by_name.get(config.name)
         if queue is None:
             return (), b""

@@ -17,7 +17,7 @@ from basaltmq.admin.server import HttpServer
 from basaltmq.broker.config import Config
 from basaltmq.broker.node import Node
 from basaltmq.broker.vhost import VHost
-from basaltmq.errors import BasaltError, PublishersHeldError
+from basaltmq.errors import BasaltError
 from basaltmq.protocols.amqp091.server import Server as AmqpServer
 from basaltmq.protocols.amqp091.tuning import Limits
 
@@ -125,6 +125,7 @@ class FilaListener:
     async def _serve(self, vhost: VHost) -> None:
         # A broker without gRPC does not need its package.
         from basaltmq.protocols.fila.api_keys import ApiKeys
+        from basaltmq.protocols.fila.desk import VHostDesk
         from basaltmq.protocols.fila.server import FilaOptions, FilaServer, TlsFiles
 
         files = self._config.tls
@@ -132,13 +133,8 @@ class FilaListener:
         if self._config.fila.tls and files.certificate is not None and files.key is not None:
             tls = TlsFiles(files.certificate, files.key, files.authority if files.clients == "require" else None)
 
-        def require_room() -> None:
-            reason = self._node.alarms.reason(vhost.name)
-            if reason is not None:
-                raise PublishersHeldError(f"publishers are held: {reason}")
-
         options = FilaOptions(self._host, self._port, self._config.fila.access, tls=tls)
-        server = FilaServer(vhost.plane, vhost.commit, ApiKeys(vhost.store), options, require_room=require_room)
+        server = FilaServer(vhost.plane, vhost.commit, ApiKeys(vhost.store), options, desk=VHostDesk(self._node, vhost))
         if self._sock is not None:
             self._sock.close()
             self._sock = None

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import uvloop
 
+from basaltmq.broker.vhost import LoopCommit
 from basaltmq.protocols.fila.api_keys import ApiKeys
 from basaltmq.protocols.fila.server import FilaOptions, FilaServer, TlsFiles
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.store.commit import GroupCommit
 from basaltmq.store.open import open_store
 
 CLOCK_LOOK_S = 1.0
@@ -40,7 +40,7 @@ async def keep_time(plane: QueuePlane, closer: asyncio.Event) -> None:
 
 async def serve(directory: Path, options: FilaOptions) -> None:
     store = open_store(directory)
-    commit = GroupCommit(store)
+    commit = LoopCommit(store)
     closer = asyncio.Event()
     plane = QueuePlane(store, commit, on_deadline=closer.set)
     server = FilaServer(plane, commit, ApiKeys(store), options)

@@ -118,7 +118,11 @@ def test_an_envelope_gives_back_what_was_put_in(exchange: str, key: str, given_p
     assert envelope[properties.properties_start(envelope) :] == raw
 
 
-@pytest.mark.parametrize("envelope", [b"", b"\5abc", b"\0", b"\0\3ab", b"\0\0", b"\0\0\0"])
+def test_an_empty_envelope_is_that_of_a_message_without_exchange_and_properties() -> None:
+    assert properties.open_envelope(b"") == ("", "", properties.NONE)
+
+
+@pytest.mark.parametrize("envelope", [b"\5abc", b"\0", b"\0\3ab", b"\0\0", b"\0\0\0"])
 def test_an_envelope_that_breaks_off_is_refused(envelope: bytes) -> None:
     with pytest.raises(MalformedPropertiesError, match="breaks off"):
         properties.open_envelope(envelope)

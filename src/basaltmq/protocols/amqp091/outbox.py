@@ -13,7 +13,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-from basaltmq.broker.properties import encode_shortstr, properties_start
+from basaltmq.broker.properties import BARE, encode_shortstr, properties_start
 from basaltmq.protocols.amqp091 import methods as m
 from basaltmq.protocols.amqp091.frames import (
     BASIC_CLASS,
@@ -71,17 +71,18 @@ class DeliverWriter:
 
     def _make(self, envelope: bytes, size: int, redelivered: bool) -> tuple[bytes, bytes]:
         """What comes before the delivery tag, and what comes between it and the body."""
-        start = properties_start(envelope)
+        sealed = envelope or BARE
+        start = properties_start(sealed)
         method_bytes = len(_DELIVER_ID) + len(self._consumer_tag) + _TAG.size + 1 + start
         before = HEAD.pack(METHOD, self._channel, method_bytes) + _DELIVER_ID + self._consumer_tag
-        header_bytes = CONTENT_FIXED_BYTES + len(envelope) - start
+        header_bytes = CONTENT_FIXED_BYTES + len(sealed) - start
         between = b"".join(
             (
                 b"\1" if redelivered else b"\0",
-                envelope[:start],
+                sealed[:start],
                 END_BYTE,
                 CONTENT_HEAD.pack(HEADER, self._channel, header_bytes, BASIC_CLASS, 0, size),
-                envelope[start:],
+                sealed[start:],
                 END_BYTE,
                 HEAD.pack(BODY, self._channel, size) if 0 < size <= self._piece_bytes else b"",
             )

@@ -11,7 +11,7 @@ writes wait. A batch that is refused is answered with its error, and the stream 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 from typing import Final
 
@@ -19,6 +19,7 @@ from basaltmq.errors import BasaltError
 from basaltmq.protocols.basalt_grpc.drafts import drafts_of
 from basaltmq.protocols.fila.access import Caller
 from basaltmq.protocols.fila.calls import queue_name
+from basaltmq.protocols.fila.desk import Desk
 from basaltmq.protocols.fila.tick import Tick
 from basaltmq.wire import basalt_pb2 as wire
 
@@ -43,9 +44,9 @@ class _InFlight:
 class Produce:
     """The Produce call."""
 
-    def __init__(self, tick: Tick, require_room: Callable[[], None]) -> None:
+    def __init__(self, tick: Tick, desk: Desk) -> None:
         self._tick = tick
-        self._require_room = require_room
+        self._desk = desk
 
     async def run(
         self, requests: AsyncIterator[wire.ProduceRequest], caller: Caller
@@ -79,6 +80,7 @@ class Produce:
                 try:
                     yield wire.ProduceResponse(number=batch.number, ids=await batch.future)
                 except BasaltError as error:
+                    self._desk.failed(error)
                     yield wire.ProduceResponse(number=batch.number, error_code=error.code, error_text=str(error))
                 held_bytes -= batch.size_bytes
                 room.set()
@@ -91,5 +93,6 @@ class Produce:
     def _begin(self, batch: wire.EnqueueBatchRequest, caller: Caller) -> asyncio.Future[list[bytes]]:
         queue = queue_name(batch.queue)
         caller.require("produce", queue)
-        self._require_room()
+        self._desk.check(queue)
+        self._desk.require_room()
         return self._tick.enqueue(queue, drafts_of(batch))

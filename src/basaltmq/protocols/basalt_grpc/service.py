@@ -16,6 +16,7 @@ from basaltmq.protocols.basalt_grpc.lease_answer import lease_answer
 from basaltmq.protocols.basalt_grpc.produce import Produce
 from basaltmq.protocols.fila.access import Caller
 from basaltmq.protocols.fila.calls import Calls, queue_name
+from basaltmq.protocols.fila.desk import Desk
 from basaltmq.protocols.fila.takers import Takers
 from basaltmq.protocols.fila.tick import Tick
 from basaltmq.queues.config import DURATION_MS_MAX
@@ -44,20 +45,19 @@ class QueuesService:
         plane: QueuePlane,
         tick: Tick,
         takers: Takers,
-        require_room: Callable[[], None],
+        desk: Desk,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """`require_room` raises while publishers are held."""
         self._plane = plane
         self._tick = tick
         self._takers = takers
-        self._require_room = require_room
+        self._desk = desk
         self._clock_ns = clock_ns
         self._attendances = Attendances(plane, clock_ns())
         self._closing = asyncio.Event()
 
     def methods(self, calls: Calls) -> dict[str, RpcMethodHandler[Any, Any]]:
-        produce = Produce(self._tick, self._require_room)
+        produce = Produce(self._tick, self._desk)
         return {
             "EnqueueBatch": calls.unary(wire.EnqueueBatchRequest, self.enqueue_batch),
             "Produce": calls.both_streams(wire.ProduceRequest, produce.run),
@@ -76,12 +76,14 @@ class QueuesService:
     async def enqueue_batch(self, request: wire.EnqueueBatchRequest, caller: Caller) -> wire.EnqueueBatchResponse:
         queue = queue_name(request.queue)
         caller.require("produce", queue)
-        self._require_room()
+        self._desk.check(queue)
+        self._desk.require_room()
         return wire.EnqueueBatchResponse(ids=await self._tick.enqueue(queue, drafts_of(request)))
 
     async def lease(self, request: wire.LeaseRequest, caller: Caller) -> bytes:
         queue = queue_name(request.queue)
         caller.require("consume", queue)
+        self._desk.check(queue)
         count = request.max or 1
         if count > LEASE_MAX:
             raise LimitExceededError(f"a lease of {count} messages: at most {LEASE_MAX} in one call")

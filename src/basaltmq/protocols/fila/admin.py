@@ -12,11 +12,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from grpc import RpcMethodHandler
-
 from basaltmq.errors import InvalidArgumentError, PreconditionFailedError, QueueNotFoundError
 from basaltmq.protocols.fila.access import Access, Caller
 from basaltmq.protocols.fila.calls import Calls, queue_name
+from basaltmq.protocols.fila.desk import Desk
 from basaltmq.protocols.fila.takers import Takers
 from basaltmq.queues.config import VISIBILITY_TIMEOUT_MS_DEFAULT, QueueConfig
 from basaltmq.queues.message import Message
@@ -24,6 +23,7 @@ from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.redrive import PAGE, origin_of
 from basaltmq.queues.runtime_config import LIST_MAX
 from basaltmq.wire import fila_wire_pb2 as wire
+from grpc import RpcMethodHandler
 
 SERVICE: Final = "fila.v1.FilaAdmin"
 
@@ -42,12 +42,13 @@ class FilaAdmin:
     """The operators' side."""
 
     def __init__(
-        self, plane: QueuePlane, takers: Takers, access: Access, durable: Callable[[], Awaitable[None]]
+        self, plane: QueuePlane, takers: Takers, access: Access, desk: Desk, durable: Callable[[], Awaitable[None]]
     ) -> None:
         """`durable` waits until what was written so far is."""
         self._plane = plane
         self._takers = takers
         self._keys = access.keys
+        self._desk = desk
         self._durable = durable
 
     def methods(self, calls: Calls) -> dict[str, RpcMethodHandler[Any, Any]]:
@@ -71,7 +72,7 @@ class FilaAdmin:
         name = queue_name(request.name)
         caller.require("admin", name)
         asked = request.config
-        self._plane.create(
+        self._desk.create(
             QueueConfig(
                 name=name,
                 on_enqueue_script=asked.on_enqueue_script or None,
@@ -80,12 +81,14 @@ class FilaAdmin:
                 dead_letter_queue=None if name.endswith(DEAD_LETTERS) else name + DEAD_LETTERS,
             )
         )
+        await self._durable()
         return wire.CreateQueueResponse(queue_id=name)
 
     async def delete_queue(self, request: wire.DeleteQueueRequest, caller: Caller) -> wire.DeleteQueueResponse:
         name = queue_name(request.queue)
         caller.require("admin", name)
-        self._plane.delete(name)
+        self._desk.delete(name)
+        await self._durable()
         return wire.DeleteQueueResponse()
 
     async def set_config(self, request: wire.SetConfigRequest, caller: Caller) -> wire.SetConfigResponse:
@@ -95,6 +98,7 @@ class FilaAdmin:
             self._plane.set_setting(request.key, request.value)
         else:
             self._plane.delete_setting(request.key)
+        await self._durable()
         return wire.SetConfigResponse()
 
     async def get_config(self, request: wire.GetConfigRequest, caller: Caller) -> wire.GetConfigResponse:

@@ -33,8 +33,10 @@ class Unary(Protocol[Q_contra]):
 class Calls:
     """Makes methods of handlers."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, failed: Callable[[Exception], None]) -> None:
+        """`failed` is told of every error a call ends with."""
         self._access = access
+        self._failed = failed
         self.open = 0
         """Calls that run."""
 
@@ -46,6 +48,7 @@ class Calls:
             except Exception as error:
                 if is_abort(error):
                     raise
+                self._failed(error)
                 await abort(context, error)
             finally:
                 self.open -= 1
@@ -67,6 +70,7 @@ class Calls:
             except Exception as error:
                 if is_abort(error):
                     raise
+                self._failed(error)
                 await abort(context, error)
             finally:
                 self.open -= 1
@@ -87,6 +91,7 @@ class Calls:
             except Exception as error:
                 if is_abort(error):
                     raise
+                self._failed(error)
                 await abort(context, error)
             finally:
                 self.open -= 1

@@ -3,8 +3,7 @@
     connection ──> calls.py (who, errors) ──> service ──> tick.py (enqueues of one turn: one write, one sync)
                                                      └──> takers.py, streams.py (who gets messages, who holds them)
 
-The queue plane is called from the loop and never waits there, but for making and deleting queues and changing settings,
-which wait for the disk: operators do that, and seldom.
+The queue plane is called from the loop and does not wait there: whoever has to wait for the disk awaits the next sync.
 
 TLS files are read for every connection that is made, so a renewed certificate needs no restart.
 """
@@ -27,6 +26,7 @@ from basaltmq.protocols.fila import admin, service
 from basaltmq.protocols.fila.access import Access, AccessMode
 from basaltmq.protocols.fila.api_keys import ApiKeys
 from basaltmq.protocols.fila.calls import Calls
+from basaltmq.protocols.fila.desk import Desk, PlaneDesk
 from basaltmq.protocols.fila.streams import AckFrom, Streams
 from basaltmq.protocols.fila.takers import Takers
 from basaltmq.protocols.fila.tick import Tick
@@ -82,10 +82,11 @@ class FilaServer:
         keys: ApiKeys,
         options: FilaOptions | None = None,
         *,
-        require_room: Callable[[], None] = lambda: None,
+        desk: Desk | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """`require_room` raises while publishers are held."""
+        """`desk` is whoever owns the queues, by default the plane itself."""
+        desk = desk or PlaneDesk(plane)
         self._options = options = options or FilaOptions()
         loop = asyncio.get_running_loop()
         self._tick = Tick(plane, commit, loop)
@@ -93,14 +94,14 @@ class FilaServer:
         self._streams = Streams(plane, self._takers, loop, ack_from=options.ack_from)
         keys.watch(self._streams.recheck)
         access = Access(keys, options.access)
-        self._calls = Calls(access)
+        self._calls = Calls(access, desk.failed)
 
         async def durable() -> None:
             await commit.durable()
 
-        fila = service.FilaService(plane, self._tick, self._streams, require_room, clock_ns)
-        operators = admin.FilaAdmin(plane, self._takers, access, durable)
-        self._queues = QueuesService(plane, self._tick, self._takers, require_room)
+        fila = service.FilaService(plane, self._tick, self._streams, desk, clock_ns)
+        operators = admin.FilaAdmin(plane, self._takers, access, desk, durable)
+        self._queues = QueuesService(plane, self._tick, self._takers, desk)
         self._server = grpc.aio.server(options=_channel_options(options))
         for name, methods in (
             (service.SERVICE, fila.methods(self._calls)),

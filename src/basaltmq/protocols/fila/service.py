@@ -10,6 +10,7 @@ from basaltmq.errors import LimitExceededError
 from basaltmq.ids import format_id, parse_id
 from basaltmq.protocols.fila.access import Caller
 from basaltmq.protocols.fila.calls import Calls, queue_name
+from basaltmq.protocols.fila.desk import Desk
 from basaltmq.protocols.fila.streams import Streams
 from basaltmq.protocols.fila.tick import Tick
 from basaltmq.queues.delivery import Delivery
@@ -35,14 +36,13 @@ class FilaService:
         plane: QueuePlane,
         tick: Tick,
         streams: Streams,
-        require_room: Callable[[], None],
+        desk: Desk,
         clock_ns: Callable[[], int],
     ) -> None:
-        """`require_room` raises while publishers are held."""
         self._plane = plane
         self._tick = tick
         self._streams = streams
-        self._require_room = require_room
+        self._desk = desk
         self._clock_ns = clock_ns
 
     def methods(self, calls: Calls) -> dict[str, RpcMethodHandler[Any, Any]]:
@@ -56,7 +56,8 @@ class FilaService:
     async def enqueue(self, request: wire.EnqueueRequest, caller: Caller) -> wire.EnqueueResponse:
         queue = queue_name(request.queue)
         caller.require("produce", queue)
-        self._require_room()
+        self._desk.check(queue)
+        self._desk.require_room()
         headers = dict(request.headers)
         payload = request.payload
         size_bytes = request.ByteSize()
@@ -72,6 +73,7 @@ class FilaService:
     async def consume(self, request: wire.ConsumeRequest, caller: Caller) -> AsyncGenerator[bytes, None]:
         queue = queue_name(request.queue)
         caller.require("consume", queue)
+        self._desk.check(queue)
         async with aclosing(self._streams.consume(queue, caller)) as deliveries:
             async for delivery in deliveries:
                 yield self._answer(queue, delivery)

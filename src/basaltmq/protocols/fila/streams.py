@@ -21,11 +21,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
 from heapq import heappop, heappush
 from typing import Final, Literal
 
-from basaltmq.errors import BasaltError, MessageNotFoundError, NotFoundError, StaleLeaseError, StoreClosedError
+from basaltmq.errors import (
+    BasaltError,
+    MessageNotFoundError,
+    NotFoundError,
+    StaleLeaseError,
+    StoreClosedError,
+    StoreStalledError,
+)
 from basaltmq.ids import format_id
 from basaltmq.protocols.fila.access import Caller
 from basaltmq.protocols.fila.takers import Party, Takers
@@ -253,9 +259,13 @@ class Streams:
         self._takers.leave(stream.queue, stream)
 
     def _release(self, queue: str, token: int, ids: Sequence[bytes] | None) -> None:
-        # A lease that ran out was given back, a queue that is gone needs nothing, a store that closes gives all back.
-        with suppress(StaleLeaseError, NotFoundError, StoreClosedError):
+        try:
             self._plane.release(queue, token, ids)
+        except StoreStalledError:
+            self._loop.call_later(RETRY_S, self._release, queue, token, ids)
+        except BasaltError:
+            # Given back already, gone with its queue, or about to be given back by a store that is opened again.
+            return
 
 
 def _not_held(queue: str, message_id: bytes) -> str:

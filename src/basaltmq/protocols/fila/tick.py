@@ -84,7 +84,8 @@ class Tick:
             except BasaltError as error:
                 _fail(calls, error)
                 continue
-            levels[queue] = config.durability
+            # A queue of the broker's says when the broker is done with it, which is not when it is durable.
+            levels[queue] = Durability.SYNCED if config.extra else config.durability
             is_refusing = config.overflow is not Overflow.DROP_HEAD
             groups += [(queue, part) for part in _parts(calls, 1 if is_refusing else GROUP_MAX)]
         self._answer(self._write(groups), levels)
