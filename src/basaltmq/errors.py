@@ -450,3 +450,15 @@ class DataLossError(BasaltError):
     """Records that were to be read are not there any more."""
 
     code = "data_loss"
+
+
+class EnvironmentMissingError(BasaltError):
+    """The machine lacks something that is needed, or has it in a version that will not do."""
+
+    code = "environment_missing"
+
+
+class UnsupportedCodecError(BasaltError):
+    """A record batch is compressed in a way that cannot be looked into here; the message names it."""
+
+    code = "unsupported_codec"

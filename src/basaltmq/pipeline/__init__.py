@@ -1,0 +1,1 @@
+"""What happens to messages after they were delivered: jobs on Spark over planes and store, never over the broker."""

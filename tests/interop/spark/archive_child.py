@@ -1,0 +1,16 @@
+"""An archive in a process of its own, to be killed: `python -m tests.interop.spark.archive_child JSON`."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from basaltmq.pipeline.archive import ArchiveJob, archive
+from basaltmq.pipeline.session import spark_session
+
+if __name__ == "__main__":
+    told = json.loads(sys.argv[1])
+    archive(
+        spark_session("archive-child", master="local[1]"),
+        ArchiveJob(source={"path": told["data"], "subscribe": "orders"}, target=told["archive"], offsets_max=500),
+    )

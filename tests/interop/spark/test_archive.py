@@ -1,0 +1,125 @@
+"""Topics archived to Parquet: exactly once, whatever is killed, with manifests that are true."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import basaltmq
+from basaltmq.errors import InvalidArgumentError
+from basaltmq.pipeline.archive import ArchiveJob, archive
+from basaltmq.pipeline.files import Files
+from basaltmq.pipeline.manifest import CHECKSUM, read_manifests
+
+pytestmark = [pytest.mark.spec("F2", "F3"), pytest.mark.timeout(400), pytest.mark.xdist_group("spark")]
+
+
+def job(tmp_path: Path, **settings: object) -> ArchiveJob:
+    source = {"path": str(tmp_path / "data"), "subscribe": "orders"}
+    return ArchiveJob(source=source, target=str(tmp_path / "archive"), **settings)  # type: ignore[arg-type]
+
+
+def archived(spark: SparkSession, tmp_path: Path) -> list[tuple[int, int, bytes]]:
+    """What the files named by manifests hold."""
+    files = [file.path for manifest in manifests(spark, tmp_path) for file in manifest.files]
+    frame = spark.read.parquet(*(str(tmp_path / "archive" / path) for path in files))
+    return sorted((row.partition, row.offset, bytes(row.value)) for row in frame.collect())
+
+
+def manifests(spark: SparkSession, tmp_path: Path):  # type: ignore[no-untyped-def]
+    return read_manifests(Files(spark, str(tmp_path / "archive")), str(tmp_path / "archive"))
+
+
+def test_every_record_is_archived_once_and_the_manifests_say_what_is_there(spark: SparkSession, tmp_path: Path) -> None:
+    with basaltmq.open(tmp_path / "data") as db:
+        orders = db.topic("orders", partitions=2)
+        for partition in (0, 1):
+            orders.append([b"%d-%d" % (partition, i) for i in range(60)], partition=partition)
+        first = archive(spark, job(tmp_path, offsets_max=50))
+        assert (first.records, first.rejected) == (120, 0)
+        assert first.batches >= 3
+        orders.append([b"0-60"], partition=0)
+        assert archive(spark, job(tmp_path)).records == 1
+        assert archive(spark, job(tmp_path)).records == 0
+    expected = [(p, i, b"%d-%d" % (p, i)) for p in (0, 1) for i in range(60 + (p == 0))]
+    assert archived(spark, tmp_path) == expected
+    for manifest in manifests(spark, tmp_path):
+        paths = [str(tmp_path / "archive" / file.path) for file in manifest.files]
+        frame = spark.read.option("basePath", str(tmp_path / "archive")).parquet(*paths)
+        assert frame.selectExpr(CHECKSUM).collect()[0][0] == manifest.checksum
+        assert sum(file.records for file in manifest.files) == manifest.records == frame.count()
+        for file in manifest.files:
+            assert file.last_offset - file.first_offset + 1 == file.records
+
+
+def test_what_a_killed_batch_left_is_removed_and_done_again(spark: SparkSession, tmp_path: Path) -> None:
+    with basaltmq.open(tmp_path / "data") as db:
+        db.topic("orders").append([b"0-%d" % i for i in range(20)])
+    archive(spark, job(tmp_path))
+    root = tmp_path / "archive"
+    (root / "_manifests" / "000000.json").unlink()
+    for path in (root / "_checkpoint" / "commits").iterdir():
+        path.unlink()
+    for path in (root / "_checkpoint" / "offsets").iterdir():
+        if path.name != "0":
+            path.unlink()
+    stray = next((root / "topic=orders").rglob("*.parquet"))
+    stray.rename(stray.with_name("000000-0-000000000099-000000000099.parquet"))
+    archive(spark, job(tmp_path))
+    assert archived(spark, tmp_path) == [(0, i, b"0-%d" % i) for i in range(20)]
+    assert spark.read.parquet(str(root)).count() == 20
+
+
+def test_values_that_do_not_parse_are_kept_apart(spark: SparkSession, tmp_path: Path) -> None:
+    with basaltmq.open(tmp_path / "data") as db:
+        db.topic("orders").append([b'{"id": 1, "sum": 2.5}', b"not json", b'{"id": "x"}', b'{"id": 4}'])
+    done = archive(spark, job(tmp_path, value_schema="id INT, sum DOUBLE"))
+    assert (done.records, done.rejected) == (4, 2)
+    good = spark.read.parquet(str(tmp_path / "archive")).selectExpr("parsed.id", "parsed.sum").collect()
+    assert sorted((row.id, row.sum) for row in good) == [(1, 2.5), (4, None)]
+    bad = spark.read.parquet(str(tmp_path / "archive" / "_rejected")).collect()
+    assert sorted(bytes(row.value) for row in bad) == [b"not json", b'{"id": "x"}']
+
+
+def test_a_wrong_compression_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="compression is one of"):
+        archive(spark, job(tmp_path, compression="zip"))
+
+
+KILLS = int(os.environ.get("BASALT_KILLS", "2"))
+"""How often the archive is killed; the suite's share, more by hand."""
+
+
+def test_killed_at_random_each_record_is_archived_once(spark: SparkSession, tmp_path: Path) -> None:
+    count = 3000
+    with basaltmq.open(tmp_path / "data") as db:
+        db.topic("orders").append([b"0-%d" % i for i in range(count)])
+    told = json.dumps({"data": str(tmp_path / "data"), "archive": str(tmp_path / "archive")})
+    environment = os.environ | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    for turn in range(KILLS):
+        child = subprocess.Popen(
+            [sys.executable, "-m", "tests.interop.spark.archive_child", told],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        folder = tmp_path / "archive" / "_manifests"
+        before = len(list(folder.glob("*.json"))) if folder.exists() else 0
+        deadline = time.monotonic() + 120
+        while child.poll() is None and time.monotonic() < deadline:
+            if folder.exists() and len(list(folder.glob("*.json"))) > before + turn % 3:
+                break
+            time.sleep(0.05)
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    archive(spark, job(tmp_path, offsets_max=500))
+    assert archived(spark, tmp_path) == [(0, i, b"0-%d" % i) for i in range(count)]
