@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import tomllib
 from pathlib import Path
 
@@ -136,3 +137,16 @@ def test_every_setting_has_a_name_of_its_own_a_meaning_and_a_default_of_its_type
     assert {leaf.key for leaf in found if leaf.secret} == {"auth.default_password"}
     assert any(leaf.reload is Reload.LIVE for leaf in found)
     Config().check()
+
+
+def test_every_setting_is_read_by_the_broker() -> None:
+    source = Path(__file__).parents[3] / "src" / "basaltmq"
+    read: set[str] = set()
+    for file in source.rglob("*.py"):
+        if not file.name.startswith("config"):
+            nodes = ast.walk(ast.parse(file.read_text()))
+            read |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    unread = {leaf.key for leaf in leaves() if leaf.path[-1] not in read}
+    # `endpoints`, beside the tree, reads these for all listeners.
+    unread -= {f"{section}.{name}" for section in ("amqp", "amqps", "admin", "fila") for name in ("host", "port")}
+    assert not unread, "settings that change nothing"
