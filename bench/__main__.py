@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import json
 import platform
 import sys
@@ -25,6 +26,7 @@ BENCHES: Final = [
     "grpc",
     "log_read",
     "queues_events",
+    "queues",
     "queues_due",
 ]
 
@@ -32,6 +34,7 @@ BENCHES: Final = [
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure Basalt: ratios within one run.")
     parser.add_argument("names", nargs="*", metavar="name", help=f"one of {', '.join(BENCHES)}; all if none is given")
+    parser.add_argument("--full", action="store_true", help="the full sizes where a bench has smaller ones by default")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     chosen = parser.parse_args(arguments)
     unknown = [name for name in chosen.names if name not in BENCHES]
@@ -41,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in chosen.names or BENCHES:
         module = importlib.import_module(f"bench.{name}")
         started = time.perf_counter()
-        rows = module.run()
+        sized = "full" in inspect.signature(module.run).parameters
+        rows = module.run(full=chosen.full) if sized else module.run()
         results[name] = [row._asdict() for row in rows]
         if not chosen.json:
             title = (module.__doc__ or name).splitlines()[0]

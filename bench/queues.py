@@ -1,9 +1,16 @@
-"""The queue plane against raw RocksDB in one run: ratios, 256 B messages, calls of 100.
+"""The queue plane against raw `rocksdict`: 256 B messages in calls of 100, WAL on, no sync, ratios within one run.
 
-    python bench/queues.py [--messages N] [--backlog N] [--queues N] [--keys N] [--only NAME ...]
+The two take turns round by round, so that both see the same machine; the median of the ratios counts. Like is compared
+with like: a short queue (enqueue 100, lease 100, ack 100, again) with a put and a delete of 100 rows at a time, a deep
+one (all enqueued, then all drained) with all puts and then all deletes.
 
-Rounds alternate between the plane and raw RocksDB, so that both see the same machine. Rates are those of the best
-round, ratios the median of those within a round.
+- fairness: as many messages under 10 keys as under 100,000, several under each key, put in turns; drained by lease and
+  ack. Shares: deliveries against weights while all keys have messages.
+- backlog: memory, enqueue and drain rates behind it, and the time from open to the first lease after kill -9.
+- queues: many queues with a few messages each: memory of one more, time to open.
+
+`python -m bench queues` uses sizes that take a minute or two; `--full` the ten million messages and hundred thousand
+queues of the bars. Rows name the size they were measured at. Each part that looks at memory is a process of its own.
 """
 
 from __future__ import annotations
@@ -12,13 +19,19 @@ import argparse
 import os
 import resource
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from typing import Final, NamedTuple
 
+import msgspec
+from bench.row import Row
 from rocksdict import WriteBatch, WriteOptions
 
 from basaltmq.queues.config import Durability, QueueConfig
@@ -29,8 +42,28 @@ from basaltmq.store.families import Family
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore
 
-CALL = 100
-ROUNDS = 5
+CALL: Final = 100
+PAYLOAD_BYTES: Final = 256
+ROUNDS: Final = 5
+FEW_KEYS: Final = 10
+PER_KEY: Final = 5
+"""Messages under each of many keys: more than one, so that a key goes on after its turn."""
+FAIR_ROUNDS: Final = 2
+RATE_SAMPLE: Final = 200_000
+"""Messages a rate behind a backlog is measured with."""
+MIB: Final = 1 << 20
+
+
+class Sizes(NamedTuple):
+    """How much is measured."""
+
+    messages: int = 100_000
+    keys: int = 100_000
+    backlog: int = 1_000_000
+    queues: int = 10_000
+
+
+FULL: Final = Sizes(backlog=10_000_000, queues=100_000)
 
 
 @contextmanager
@@ -52,22 +85,42 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def raw_put(store: RocksStore, keys: list[bytes], value: bytes) -> None:
-    handle, db, options = store._handles[Family.MESSAGES], store._db, WriteOptions()
-    for at in range(0, len(keys), CALL):
-        batch = WriteBatch(raw_mode=True)
-        for key in keys[at : at + CALL]:
-            batch.put(key, value, handle)
-        db.write(batch, options)
+class Raw:
+    """Rows straight into a database."""
 
+    def __init__(self, store: RocksStore) -> None:
+        self._store = store
+        self._number = 0
+        self._payload = os.urandom(PAYLOAD_BYTES)
 
-def raw_delete(store: RocksStore, keys: list[bytes]) -> None:
-    handle, db, options = store._handles[Family.MESSAGES], store._db, WriteOptions()
-    for at in range(0, len(keys), CALL):
-        batch = WriteBatch(raw_mode=True)
-        for key in keys[at : at + CALL]:
-            batch.delete(key, handle)
-        db.write(batch, options)
+    def keys(self, count: int) -> list[bytes]:
+        """Keys as long as a message's, ascending."""
+        self._number += count
+        first = self._number - count
+        prefix = b"\x00\x01q\x00\x07default"
+        return [prefix + (first + i).to_bytes(8, "big") + os.urandom(16) for i in range(count)]
+
+    def put(self, keys: list[bytes]) -> None:
+        handle, db, options = self._store._handles[Family.MESSAGES], self._store._db, WriteOptions()
+        for at in range(0, len(keys), CALL):
+            batch = WriteBatch(raw_mode=True)
+            for key in keys[at : at + CALL]:
+                batch.put(key, self._payload, handle)
+            db.write(batch, options)
+
+    def delete(self, keys: list[bytes]) -> None:
+        handle, db, options = self._store._handles[Family.MESSAGES], self._store._db, WriteOptions()
+        for at in range(0, len(keys), CALL):
+            batch = WriteBatch(raw_mode=True)
+            for key in keys[at : at + CALL]:
+                batch.delete(key, handle)
+            db.write(batch, options)
+
+    def in_turns(self, keys: list[bytes]) -> None:
+        """Put a call's rows and delete them, call by call."""
+        for at in range(0, len(keys), CALL):
+            self.put(keys[at : at + CALL])
+            self.delete(keys[at : at + CALL])
 
 
 def enqueue(plane: QueuePlane, queue: str, count: int, payload: bytes) -> None:
@@ -87,121 +140,166 @@ def drain(plane: QueuePlane, queue: str, count: int) -> None:
     assert left == 0, f"{left} messages are missing"
 
 
-def throughput(base: Path, messages: int) -> None:
-    payload = os.urandom(256)
-    prefix = b"\x00\x03raw\x00\x07default"
-    best: dict[str, float] = {}
-    ratios: dict[str, list[float]] = {"put": [], "cycle": [], "deep": []}
-    with opened(base / "raw") as (raw, _), opened(base / "plane") as (_, plane):
-        plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
-        for round_number in range(ROUNDS):
-            keys = [prefix + (round_number * messages + i).to_bytes(8, "big") + os.urandom(16) for i in range(messages)]
-            took = {
-                "raw put": timed(lambda keys=keys: raw_put(raw, keys, payload)),  # type: ignore[misc]
-                "enqueue": timed(lambda: enqueue(plane, "q", messages, payload)),
-                "raw delete": timed(lambda keys=keys: raw_delete(raw, keys)),  # type: ignore[misc]
-                "lease+ack": timed(lambda: drain(plane, "q", messages)),
-            }
-            took["raw put+delete"] = took["raw put"] + took["raw delete"]
-            took["enqueue+lease+ack"] = took["enqueue"] + took["lease+ack"]
-            for name, seconds in took.items():
-                best[name] = min(best.get(name, seconds), seconds)
-            cycle = timed(lambda: short_queue(plane, messages, payload))
-            best["short queue cycle"] = min(best.get("short queue cycle", cycle), cycle)
-            ratios["put"].append(took["raw put"] / took["enqueue"])
-            ratios["cycle"].append(took["raw put+delete"] / cycle)
-            ratios["deep"].append(took["raw put+delete"] / took["enqueue+lease+ack"])
-    for name, seconds in best.items():
-        print(f"  {name:<20} {messages / seconds:>10,.0f} msg/s   {seconds / messages * 1e6:5.2f} us")
-    show("enqueue / raw put", median(ratios["put"]), 0.35)
-    show("enqueue+lease+ack / raw put+delete, short queue", median(ratios["cycle"]), 0.25)
-    print(f"       the same with {messages:,} messages enqueued first and then drained: {median(ratios['deep']):.0%}")
-
-
-def short_queue(plane: QueuePlane, messages: int, payload: bytes) -> None:
+def cycles(plane: QueuePlane, queue: str, count: int, payload: bytes) -> None:
     """A queue that is emptied as fast as it is filled."""
     call: list[Draft | bytes] = [payload] * CALL
-    for _ in range(messages // CALL):
-        plane.enqueue("q", call)
-        deliveries = plane.lease("q", CALL, consumer="bench")
-        plane.ack("q", deliveries[0].token)
+    for _ in range(count // CALL):
+        plane.enqueue(queue, call)
+        plane.ack(queue, plane.lease(queue, CALL, consumer="bench")[0].token)
 
 
-def fairness(base: Path, messages: int, keys: int) -> None:
-    rates: dict[int, float] = {}
-    payload = os.urandom(256)
-    messages = min(messages, keys)
+def throughput(base: Path, messages: int) -> list[Row]:
+    payload = os.urandom(PAYLOAD_BYTES)
+    with opened(base / "raw") as (raw_store, _), opened(base / "plane") as (_, plane):
+        raw = Raw(raw_store)
+        plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
+        rounds = [_throughput_round(raw, plane, messages, payload) for _ in range(ROUNDS)]
+    put = median(took["raw put"] / took["enqueue"] for took in rounds)
+    short = median(took["raw short"] / took["short"] for took in rounds)
+    deep = median((took["raw put"] + took["raw delete"]) / (took["enqueue"] + took["lease and ack"]) for took in rounds)
+    rates = [
+        Row(name, messages / median(took[name] for took in rounds), "msg/s")
+        for name in ("raw put", "enqueue", "raw delete", "lease and ack", "raw short", "short")
+    ]
+    return [
+        *rates,
+        _at_least("enqueue to raw put", put, 0.35),
+        _at_least("enqueue+lease+ack to raw put+delete, short queue", short, 0.25),
+        _at_least(f"enqueue+lease+ack to raw put+delete, {messages:,} deep", deep, 0.25),
+    ]
+
+
+def _throughput_round(raw: Raw, plane: QueuePlane, messages: int, payload: bytes) -> dict[str, float]:
+    deep, short = raw.keys(messages), raw.keys(messages)
+    return {
+        "raw put": timed(lambda: raw.put(deep)),
+        "enqueue": timed(lambda: enqueue(plane, "q", messages, payload)),
+        "raw delete": timed(lambda: raw.delete(deep)),
+        "lease and ack": timed(lambda: drain(plane, "q", messages)),
+        "raw short": timed(lambda: raw.in_turns(short)),
+        "short": timed(lambda: cycles(plane, "q", messages, payload)),
+    }
+
+
+def fairness(base: Path, keys: int) -> list[Row]:
+    """Drain rates with few and with many keys, the same number of messages, in turns."""
+    payload = os.urandom(PAYLOAD_BYTES)
+    total = keys * PER_KEY
+    rates: dict[int, list[float]] = {FEW_KEYS: [], keys: []}
     with opened(base / "fair") as (_, plane):
-        for count in (10, keys):
-            queue = f"fair-{count}"
-            plane.create(QueueConfig(name=queue, durability=Durability.WRITTEN))
-            each = max(1, messages // count)
-            total = each * count
-            for at in range(0, total, CALL):
-                drafts: list[Draft | bytes] = [
-                    Draft(payload=payload, fairness_key=f"k{i % count}") for i in range(at, min(at + CALL, total))
-                ]
-                plane.enqueue(queue, drafts)
-            rates[count] = total / timed(lambda queue=queue, total=total: drain(plane, queue, total))  # type: ignore[misc]
-            print(f"  {count:>7} keys          {rates[count]:>10,.0f} msg/s leased and acked")
-    show(f"{keys} keys / 10 keys", rates[keys] / rates[10], 0.80)
+        for number in range(FAIR_ROUNDS):
+            for count, measured in rates.items():
+                queue = f"fair-{count}-{number}"
+                plane.create(QueueConfig(name=queue, durability=Durability.WRITTEN))
+                for at in range(0, total, CALL):
+                    plane.enqueue(
+                        queue,
+                        [Draft(payload=payload, fairness_key=f"k{i % count}") for i in range(at, at + CALL)],
+                    )
+                begin = time.perf_counter()
+                drain(plane, queue, total)
+                measured.append(total / (time.perf_counter() - begin))
+    ratio = median(many / few for few, many in zip(rates[FEW_KEYS], rates[keys], strict=True))
+    return [
+        Row(f"{FEW_KEYS} keys, {total // FEW_KEYS:,} messages each", median(rates[FEW_KEYS]), "msg/s"),
+        Row(f"{keys:,} keys, {PER_KEY} messages each", median(rates[keys]), "msg/s"),
+        _at_least(f"{keys:,} keys to {FEW_KEYS}", ratio, 0.80),
+        *_shares(base),
+    ]
 
 
-def shares(base: Path) -> None:
+def _shares(base: Path) -> list[Row]:
+    weights = {"a": 1, "b": 2, "c": 7}
+    got = dict.fromkeys(weights, 0)
     with opened(base / "shares") as (_, plane):
         plane.create(QueueConfig(name="w", durability=Durability.WRITTEN))
-        weights = {"a": 1, "b": 2, "c": 7}
         for key, weight in weights.items():
             for _ in range(200):
                 plane.enqueue("w", [Draft(payload=b"x", fairness_key=key, weight=weight)] * CALL)
-        got = dict.fromkeys(weights, 0)
         for _ in range(100):
             deliveries = plane.lease("w", CALL)
             for delivery in deliveries:
                 got[delivery.message().fairness_key] += 1
             plane.ack("w", deliveries[0].token)
-    total = sum(got.values())
-    worst = max(abs(got[key] / total - weight / 10) / (weight / 10) for key, weight in weights.items())
-    print(f"  shares of weights 1:2:7: {got}, off by {worst:.2%} at most (bar: 1 %)")
+    exact = sum(got.values()) / sum(weights.values())
+    worst = max(abs(got[key] / (weight * exact) - 1) for key, weight in weights.items())
+    return [Row("worst share against its weight", worst, "of 1", "<= 0.01", worst <= 0.01)]
 
 
-def backlog(base: Path, size: int) -> None:
-    payload = os.urandom(256)
+def backlog(base: Path, size: int) -> list[Row]:
     path = base / "backlog"
-    sample = min(size, 200_000)
-    with opened(path) as (_, plane):
-        plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
-        empty_s = timed(lambda: enqueue(plane, "q", sample, payload))
-        short_s = timed(lambda: drain(plane, "q", sample))
-        enqueue(plane, "q", size // 10, payload)
-        tenth_mib = rss_mib()
-        enqueue(plane, "q", size - size // 10 - sample, payload)
-        full_s = timed(lambda: enqueue(plane, "q", sample, payload))
-        full_mib = rss_mib()
-        drain_s = timed(lambda: drain(plane, "q", sample))
-    with opened(base / "none") as (_, plane):
+    seen = _in_child("fill", str(path), str(size), killed=True)
+    with opened(base / "none"):
         pass
-    none_s = timed(lambda: open_and_lease(base / "none", None))
-    behind_s = timed(lambda: open_and_lease(path, "q"))
-    show(
-        f"memory at {size:,} / at {size // 10:,} ({full_mib:.0f} / {tenth_mib:.0f} MiB)", tenth_mib / full_mib, 1 / 1.2
-    )
-    show("enqueue rate behind the backlog / empty", empty_s / full_s, 0.70)
-    show("drain rate of the backlog / of a short queue", short_s / drain_s, 0.60)
-    print(f"  open and first lease: {behind_s:.2f} s with the backlog, {none_s:.2f} s empty (bar: 3 s more)")
+    empty_s = min(_in_child("first-lease", str(base / "none"))["first_lease_s"] for _ in range(3))
+    behind_s = _in_child("first-lease", str(path), "q")["first_lease_s"]
+    more = seen["full_mib"] / seen["tenth_mib"]
+    enqueue_ratio = seen["empty_s"] / seen["full_s"]
+    drain_ratio = seen["short_s"] / seen["drain_s"]
+    return [
+        Row(f"memory at {size // 10:,}", seen["tenth_mib"], "MiB"),
+        Row(f"memory at {size:,}", seen["full_mib"], "MiB", f"<= {seen['tenth_mib'] * 1.2:.0f}", more <= 1.2),
+        _at_least(f"enqueue rate behind {size:,} to empty", enqueue_ratio, 0.70),
+        _at_least(f"drain rate of {size:,} to a short queue's", drain_ratio, 0.60),
+        Row("open and look, empty", empty_s, "s"),
+        Row(
+            f"open and first lease after kill -9, {size:,} behind",
+            behind_s,
+            "s",
+            f"<= {empty_s + 3:.2f}",
+            behind_s <= empty_s + 3,
+        ),
+    ]
 
 
-def open_and_lease(path: Path, queue: str | None) -> None:
+def fill(path: Path, size: int) -> dict[str, float]:
+    """Build a backlog; the caller kills this process."""
+    payload = os.urandom(PAYLOAD_BYTES)
+    sample = min(size // 10, RATE_SAMPLE)
+    store = open_store(path)
+    plane = QueuePlane(store, GroupCommit(store))
+    plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
+    seen = {"empty_s": timed(lambda: enqueue(plane, "q", sample, payload))}
+    drain(plane, "q", sample)
+    # The short queue has its own rounds: a drain of what was just enqueued is a drain from memory and memory tables.
+    seen["short_s"] = timed(lambda: cycles(plane, "q", sample, payload)) - seen["empty_s"]
+    enqueue(plane, "q", size // 10, payload)
+    seen["tenth_mib"] = _rss_mib()
+    enqueue(plane, "q", size - size // 10 - sample, payload)
+    seen["full_s"] = timed(lambda: enqueue(plane, "q", sample, payload))
+    seen["full_mib"] = _rss_mib()
+    seen["drain_s"] = timed(lambda: drain(plane, "q", sample))
+    return seen
+
+
+def first_lease(path: Path, queue: str | None) -> dict[str, float]:
+    begin = time.perf_counter()
     with opened(path) as (_, plane):
         if queue is not None:
             assert plane.lease(queue, CALL)
+        else:
+            plane.configs()
+        return {"first_lease_s": time.perf_counter() - begin}
 
 
-def many_queues(base: Path, count: int) -> None:
-    path = base / "many"
+def many_queues(base: Path, count: int) -> list[Row]:
+    seen = _in_child("queues", str(base / "many"), str(count))
+    open_s = min(_in_child("first-lease", str(base / "many"))["first_lease_s"] for _ in range(3))
+    with opened(base / "one") as (_, plane):
+        plane.create(QueueConfig(name="one"))
+    one_s = min(_in_child("first-lease", str(base / "one"))["first_lease_s"] for _ in range(3))
+    return [
+        Row(f"queues made, 3 messages each, of {count:,}", count / seen["took_s"], "queues/s"),
+        Row(f"memory of one more of {count:,} queues", seen["each_bytes"], "B", "<= 1024", seen["each_bytes"] <= 1024),
+        Row("open, one queue", one_s, "s"),
+        Row(f"open, {count:,} queues", open_s, "s", f"<= {one_s + 1:.2f}", open_s <= one_s + 1),
+    ]
+
+
+def make_queues(path: Path, count: int) -> dict[str, float]:
+    begin = time.perf_counter()
+    half_mib = 0.0
     with opened(path) as (store, plane):
-        begin = time.perf_counter()
-        half_mib = 0.0
         for at in range(0, count, 500):
             some = range(at, min(at + 500, count))
             with plane.change():
@@ -210,52 +308,77 @@ def many_queues(base: Path, count: int) -> None:
             for number in some:
                 plane.enqueue(f"queue-{number}", [b"x" * 100] * 3)
             if at < count // 2:
-                half_mib = rss_mib() - tables_mib(store)
-        full_mib = rss_mib() - tables_mib(store)
-        print(f"  {count:,} queues with 3 messages made in {time.perf_counter() - begin:.1f} s")
-    each = (full_mib - half_mib) * 1048576 / (count / 2)
-    print(f"  process without RocksDB's write buffers: {half_mib:.0f} MiB at half of them, {full_mib:.0f} MiB at all")
-    print(f"  memory of one more queue: {each:,.0f} B (bar: 1,024 B)")
-    print(f"  open: {timed(lambda: open_and_lease(path, None)):.2f} s")
+                half_mib = _rss_mib() - _tables_mib(store)
+        full_mib = _rss_mib() - _tables_mib(store)
+    return {"took_s": time.perf_counter() - begin, "each_bytes": (full_mib - half_mib) * MIB / (count / 2)}
 
 
-def tables_mib(store: RocksStore) -> float:
-    """RocksDB's write buffers: a fixed budget that fills whatever is written."""
-    return store.properties()["memtable-bytes"] / 1048576
+def _tables_mib(store: RocksStore) -> float:
+    """RocksDB's write buffers: a fixed budget that fills whatever is written, and is no queue's."""
+    return store.properties()["memtable-bytes"] / MIB
 
 
-def rss_mib() -> float:
+def _rss_mib() -> float:
     with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize() / 1048576
+        return int(file.read().split()[1]) * resource.getpagesize() / MIB
 
 
-def show(what: str, ratio: float, bar: float) -> None:
-    print(f"  {'ok  ' if ratio >= bar else 'LOW '} {what}: {ratio:.0%} (bar: {bar:.0%})")
+def _at_least(name: str, value: float, bar: float) -> Row:
+    return Row(name, value, "x", f">= {bar}", value >= bar)
+
+
+def _in_child(*arguments: str, killed: bool = False) -> dict[str, float]:
+    """What a part measures in a process of its own; `killed` with -9 as soon as it has said so."""
+    command = [sys.executable, "-m", "bench.queues", "--child", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        line = child.stdout.readline()
+        if killed:
+            child.send_signal(signal.SIGKILL)
+        child.wait()
+    return msgspec.json.decode(line, type=dict[str, float])
+
+
+def _child(name: str, *arguments: str) -> None:
+    path = Path(arguments[0])
+    if name == "fill":
+        seen = fill(path, int(arguments[1]))
+    elif name == "queues":
+        seen = make_queues(path, int(arguments[1]))
+    else:
+        seen = first_lease(path, arguments[1] if len(arguments) > 1 else None)
+    print(msgspec.json.encode(seen).decode(), flush=True)
+    if name == "fill":
+        signal.pause()
+
+
+def run(*, full: bool = False, only: str | None = None) -> list[Row]:
+    sizes = FULL if full else Sizes()
+    base = Path(tempfile.mkdtemp(prefix="basalt-bench-"))
+    parts: dict[str, Callable[[], list[Row]]] = {
+        "throughput": lambda: throughput(base, sizes.messages),
+        "fairness": lambda: fairness(base, sizes.keys),
+        "backlog": lambda: backlog(base, sizes.backlog),
+        "queues": lambda: many_queues(base, sizes.queues),
+    }
+    try:
+        return [row for name, part in parts.items() if only in (None, name) for row in part()]
+    finally:
+        shutil.rmtree(base)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=200_000)
-    parser.add_argument("--backlog", type=int, default=1_000_000)
-    parser.add_argument("--queues", type=int, default=10_000)
-    parser.add_argument("--keys", type=int, default=100_000)
-    parser.add_argument("--only", nargs="*", choices=["throughput", "fairness", "shares", "backlog", "queues"])
+    parser = argparse.ArgumentParser(description="One part of the bench alone; all of it: python -m bench queues.")
+    parser.add_argument("--only", choices=["throughput", "fairness", "backlog", "queues"])
+    parser.add_argument("--full", action="store_true", help="10 M messages, 100 k queues")
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    base = Path(tempfile.mkdtemp(prefix="basalt-bench-"))
-    parts: dict[str, Callable[[], None]] = {
-        "throughput": lambda: throughput(base, chosen.messages),
-        "fairness": lambda: fairness(base, chosen.messages, chosen.keys),
-        "shares": lambda: shares(base),
-        "backlog": lambda: backlog(base, chosen.backlog),
-        "queues": lambda: many_queues(base, chosen.queues),
-    }
-    try:
-        for name, part in parts.items():
-            if not chosen.only or name in chosen.only:
-                print(name)
-                part()
-    finally:
-        shutil.rmtree(base)
+    if chosen.child:
+        _child(*chosen.child)
+        return
+    for row in run(full=chosen.full, only=chosen.only):
+        verdict = {None: "", True: "cleared", False: "MISSED"}[row.passed]
+        print(f"{row.name:60} {row.value:14,.3f} {row.unit:10} {row.bar:10} {verdict}")
 
 
 if __name__ == "__main__":

@@ -77,10 +77,10 @@ def _make_plain(
     queue: Queue, change: Change, drafts: Sequence[Draft | bytes], ids: list[bytes], place_ns: int, memory: bool
 ) -> list[Entry] | None:
     """Entries of drafts that are nothing but small payloads and properties, all at once; None if they are not."""
-    payloads: list[bytes] = [draft for draft in drafts if type(draft) is bytes]
+    payloads: list[bytes] = drafts  # type: ignore[assignment]
     properties: list[bytes] | None = None
     flags: list[int] | None = None
-    if len(payloads) < len(drafts):
+    if {*map(type, drafts)} != {bytes}:
         whole = [draft for draft in drafts if type(draft) is Draft]
         if len(whole) < len(drafts) or [draft for draft in whole if _SPECIAL(draft) != _ORDINARY]:
             return None
@@ -91,7 +91,7 @@ def _make_plain(
         if max(map(len, properties)) > INLINE_BYTES_MAX:
             return None
         flags = [TRANSIENT if draft.transient or memory else 0 for draft in whole]
-    sizes = [len(payload) for payload in payloads]
+    sizes = list(map(len, payloads))
     if max(sizes, default=0) > INLINE_BYTES_MAX:
         return None
     expires_ns = 0

@@ -135,7 +135,11 @@ def plain_rows(payloads: Sequence[bytes], expires_ns: int, properties: Sequence[
             start + pack(len(own), len(payload)) + own + payload
             for own, payload in zip(properties, payloads, strict=True)
         ]
-    heads = {size: start + _SIZE.pack(size) for size in {len(payload) for payload in payloads}}
+    sizes = set(map(len, payloads))
+    if len(sizes) == 1:
+        head = start + _SIZE.pack(*sizes)
+        return [head + payload for payload in payloads]
+    heads = {size: start + _SIZE.pack(size) for size in sizes}
     return [heads[len(payload)] + payload for payload in payloads]
 
 
