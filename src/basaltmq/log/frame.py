@@ -13,10 +13,11 @@ offsets that a damaged body has lost. It begins with the lane's seed, a secret n
 a frame cannot be taken for one when recovery searches damaged bytes for the next frame. Reserved bytes are zero and
 are checked; padding is not covered, and nothing depends on it.
 
-Kinds: COLUMNAR is a batch of records; KAFKA a Kafka v2 record batch kept as it came; DELETES a list of deleted offsets
-of the shard (i64 each); TRIM says the shard's records below its base offset are gone; DROP that the shard is. Only the
-first two take part in the shard's run of offsets. A frame whose bit RELOCATED is set is a later copy of one with the
-same last offset: with fewer records (REWRITTEN) where compaction took some out.
+Kinds: COLUMNAR is a batch of records; KAFKA a Kafka v2 record batch kept as it came (see `kafka`); DELETES a list of
+deleted offsets of the shard (i64 each); TRIM says the shard's records below its base offset are gone; DROP that the
+shard is. Only the first two take part in the shard's run of offsets. A frame whose bit RELOCATED is set is a later
+copy of one with the same last offset: with fewer records (REWRITTEN) where compaction took some out. AWAITED is set
+where a write asked to be durable in a shard whose writes do not.
 
 Not here: files (`segment`), what to do with damage (`recovery`). Budget: encode 5 us, of which 2.3 are the CRC of
 27 KB; decode the same and one copy of the body, because the CRC function takes bytes only.
@@ -33,6 +34,7 @@ from typing import Final, NamedTuple, TypeAlias
 import google_crc32c
 
 from basaltmq.errors import CorruptionError
+from basaltmq.log import kafka
 from basaltmq.log.columnar import BODY_BYTES_MAX, ColumnBatch
 
 MAGIC: Final = 0x4D465342
@@ -232,6 +234,13 @@ def check_body(header: Header, body: bytes) -> None:
             f"the frame of shard {header.shard}, offsets {header.base_offset} to {header.last_offset}, does not match "
             "its checksum"
         )
+
+
+def records_of(header: Header, body: bytes) -> ColumnBatch | None:
+    """What a frame of records, whose body was checked, has for a reader; None if nothing."""
+    if not header.records:
+        return None
+    return kafka.columns(body) if header.kind == KAFKA else decode_batch(header, body)
 
 
 def decode_batch(header: Header, body: bytes) -> ColumnBatch:

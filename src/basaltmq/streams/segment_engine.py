@@ -42,6 +42,7 @@ import msgspec
 
 from basaltmq.errors import (
     InvalidArgumentError,
+    LimitExceededError,
     ShardNotFoundError,
 )
 from basaltmq.log.columnar import EXPIRIES, ColumnBatch
@@ -49,6 +50,7 @@ from basaltmq.log.frame import (
     AWAITED,
     COLUMNAR,
     DROP,
+    KAFKA,
     TRIM,
     Header,
     decode_header,
@@ -56,6 +58,7 @@ from basaltmq.log.frame import (
     encode_frame,
     frame_bytes,
 )
+from basaltmq.log.kafka import KafkaBatch, columns, incoming
 from basaltmq.log.lane import Lane, LaneOptions
 from basaltmq.log.record import NEVER, Record, StoredRecord
 from basaltmq.log.recovery import Damage, Loss
@@ -64,6 +67,7 @@ from basaltmq.store.api import ManagedStore
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.streams.adapter import (
+    BATCH_BYTES_MAX,
     Append,
     Clock,
     Records,
@@ -220,6 +224,34 @@ class SegmentEngine(SegmentReader):
         lane.watermarks.hold()
         return Append(shard, base, last, level, sequence)
 
+    def append_kafka(
+        self, shard: int, raw: bytes, durability: Durability | None = None, *, is_append_time: bool = False
+    ) -> Append:
+        """Append a Kafka record batch as it came, given its offsets; with log-append time if asked for.
+
+        It is looked into only where the shard's keys are indexed.
+        """
+        self._require_leader(shard)
+        state = self._states.get(shard)
+        config = state.config
+        if len(raw) > max(BATCH_BYTES_MAX, config.record_bytes_max):
+            raise LimitExceededError(f"a batch of {len(raw)} bytes is over the limit of {BATCH_BYTES_MAX}; send less")
+        level = config.durability if durability is None else durability
+        now_ms = self._clock_ms()
+        batch = incoming(raw, now_ms, is_append_time=is_append_time)
+        words = Words(columns(batch.body), config) if config.index_keys and batch.count else NO_WORDS
+        with state.lock:
+            state.require()
+            base = state.next_offset
+            last = base + batch.offsets - 1
+            if last >= OFFSET_MAX:
+                raise InvalidArgumentError(f"shard {shard} has used up its offsets")
+            lane = self._append(state, batch.placed(base), base, last, now_ms, words, level is _SYNCED, KAFKA)
+            state.next_offset = last + 1
+            sequence = lane.watermarks.written(state, base, level)
+        lane.watermarks.hold()
+        return Append(shard, base, last, level, sequence)
+
     def append_at(self, shard: int, records: Sequence[StoredRecord], next_offset: int) -> Append:
         self._require_leader(shard)
         meta = self._own(shard)
@@ -250,12 +282,13 @@ class SegmentEngine(SegmentReader):
     def _append(
         self,
         state: SegmentShard,
-        batch: ColumnBatch,
+        batch: ColumnBatch | KafkaBatch,
         base: int,
         last: int,
         now_ms: int,
         words: Words,
         waits: bool = False,
+        kind: int = COLUMNAR,
     ) -> LogLane:
         """A frame of records to the log and into the index; the lane it went to. Under the shard's lock.
 
@@ -268,13 +301,15 @@ class SegmentEngine(SegmentReader):
         body = batch.body
         time_min_ms = batch.timestamp_min_ms
         time_max_ms = batch.timestamp_max_ms
-        expire_ms = first_expiry(batch, base) if EXPIRIES in batch.extents else NEVER
+        expire_ms = NEVER
+        if EXPIRIES in batch.extents and isinstance(batch, ColumnBatch):
+            expire_ms = first_expiry(batch, base)
         flags, frame_flags = words.flags, 0
         if waits and state.config.durability is not _SYNCED:
             flags, frame_flags = flags | IS_AWAITED, AWAITED
         parts = encode_frame(
             log.seed,
-            COLUMNAR,
+            kind,
             state.number,
             base,
             count,

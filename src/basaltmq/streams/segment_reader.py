@@ -11,11 +11,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, TypeVar
 
 from basaltmq.errors import BasaltError, CorruptionError, DamagedFrameError
 from basaltmq.log.columnar import ColumnBatch
-from basaltmq.log.frame import HEADER_BYTES, Header, check_body, decode_batch, decode_header
+from basaltmq.log.frame import HEADER_BYTES, Header, check_body, decode_header, records_of
 from basaltmq.log.lane import Lane
 from basaltmq.log.run import Cut
 from basaltmq.log.segment import SegmentGoneError
@@ -35,10 +35,13 @@ from basaltmq.streams.index import StreamIndex
 from basaltmq.streams.index_rows import Entry
 from basaltmq.streams.leaders import Leaders
 from basaltmq.streams.offsets import Offsets
+from basaltmq.streams.segment_kafka import KafkaRead, read_batches
 from basaltmq.streams.segment_read import READ_RUN_BYTES, Bookmarks, Cutter, FramesRead, Place, Taker
 from basaltmq.streams.segment_state import SegmentShard
 from basaltmq.streams.shards import Recent, ShardConfig, Shards
 from basaltmq.streams.watermark import Watermarks
+
+T = TypeVar("T")
 
 RETRIES: Final = 16
 """A read that meets cleaning looks into the index again; each time one more segment must have gone."""
@@ -111,6 +114,14 @@ class SegmentReader(EngineBase):
     ) -> FramesRead:
         return self._read(shard, offset, max_records, max_bytes, key=key)
 
+    def read_kafka(self, shard: int, offset: int, max_bytes: int = READ_BYTES) -> KafkaRead:
+        """What `read_by_offset` finds, as Kafka record batches."""
+        self._own(shard)
+        return self._retried(lambda: read_batches(self, shard, offset, max_bytes))
+
+    def now_ms(self) -> int:
+        return self._clock_ms()
+
     def _read(
         self,
         shard: int,
@@ -121,9 +132,12 @@ class SegmentReader(EngineBase):
         tag: bytes | None = None,
         key: bytes | None = None,
     ) -> FramesRead:
+        return self._retried(lambda: self._read_once(shard, offset, Budget(max_records, max_bytes), tag, key))
+
+    def _retried(self, read: Callable[[], T]) -> T:
         for attempt in range(RETRIES):
             try:
-                return self._read_once(shard, offset, Budget(max_records, max_bytes), tag, key)
+                return read()
             except SegmentGoneError:
                 # Cleaning moved the frame after its entry was read; the index knows where to.
                 if attempt == RETRIES - 1:
@@ -261,7 +275,7 @@ class SegmentReader(EngineBase):
                 check_body(header, body)
                 if header.shard != state.number or header.last_offset != entry.last_offset:
                     raise CorruptionError("the index points to another frame")
-                batch = decode_batch(header, body) if header.records else None
+                batch = records_of(header, body)
             except CorruptionError as error:
                 reason = f"{log.path} at position {entry.position}: {error}"
                 raise DamagedFrameError(state.number, entry.base_offset, entry.last_offset, reason) from error
@@ -281,13 +295,7 @@ class SegmentReader(EngineBase):
         return header, body
 
     def get_offset_by_timestamp(self, shard: int, timestamp_ms: int, otherwise: Otherwise) -> int:
-        for attempt in range(RETRIES):
-            try:
-                return self._offset_by_timestamp(shard, timestamp_ms, otherwise)
-            except SegmentGoneError:
-                if attempt == RETRIES - 1:
-                    raise
-        raise AssertionError("unreachable")
+        return self._retried(lambda: self._offset_by_timestamp(shard, timestamp_ms, otherwise))
 
     def _offset_by_timestamp(self, shard: int, timestamp_ms: int, otherwise: Otherwise) -> int:
         config = self._own(shard).config

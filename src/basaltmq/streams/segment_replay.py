@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from basaltmq.errors import InvalidArgumentError, ShardNotFoundError
 from basaltmq.log.columnar import ColumnBatch
 from basaltmq.log.frame import (
+    AWAITED,
     COLUMNAR,
     DELETES,
     DROP,
@@ -25,9 +26,9 @@ from basaltmq.log.frame import (
     TRIM,
     Header,
     check_body,
-    decode_batch,
     decode_deletes,
     decode_header,
+    records_of,
 )
 from basaltmq.log.lane import Lane
 from basaltmq.log.recovery import Found, Loss, intact
@@ -184,15 +185,22 @@ class Replay:
 
     def _records(self, state: SegmentShard, config: ShardConfig, header: Header, position: int, body: bytes) -> None:
         base, last = header.base_offset, header.last_offset
-        has_words = header.kind == COLUMNAR and body[4:6] != ONLY_VALUES
         is_edge = base < state.start_offset
-        batch = decode_batch(header, body) if header.records and (has_words or header.flags or is_edge) else None
+        if header.kind == KAFKA:
+            # Looked into only where its keys are indexed, as when it was appended.
+            has_words = config.index_keys
+            batch = records_of(header, body) if has_words else None
+        else:
+            has_words = body[4:6] != ONLY_VALUES
+            batch = records_of(header, body) if has_words or header.flags & ~AWAITED or is_edge else None
         words = Words(batch, config) if has_words else NO_WORDS
         entry = entry_of(header, position, words, first_expiry(batch, base, state.start_offset))
         if header.flags & REWRITTEN:
             self._index.replace(state, entry, batch, config, lambda old: self._load(state, old), self._segment_of)
         else:
-            if is_edge and batch is not None:
+            if is_edge and entry.is_dense:
+                state.skipped = min(entry.records, state.start_offset - base)
+            elif is_edge and batch is not None:
                 state.skipped = index_of(batch, base, state.start_offset)
             if header.flags & RELOCATED:
                 self._index.move(state, entry, batch, config, self._segment_of)
@@ -244,7 +252,7 @@ class Replay:
         header = decode_header(self._log.seed, raw)
         body = raw[HEADER_BYTES : HEADER_BYTES + header.body_bytes]
         check_body(header, body)
-        return decode_batch(header, body) if header.records else None
+        return records_of(header, body)
 
     def _below(self, state: SegmentShard, entry: Entry, offset: int) -> int:
         if offset <= entry.base_offset or entry.records == 0:

@@ -1,0 +1,188 @@
+"""Kafka record batches: checked, placed, looked into."""
+
+from __future__ import annotations
+
+import gzip
+from struct import pack, pack_into
+
+import google_crc32c
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError, UnsupportedCodecError
+from basaltmq.log import codecs, kafka
+from basaltmq.log.record import Record, StoredRecord
+
+KNOWN = bytes.fromhex(
+    "0000000000000000 0000003b 00000001 02 0318a270 0000 00000000 0000015dff7b063c 0000015dff7b063c"
+    "ffffffffffffffff ffff ffffffff 00000001 12 00 00 00 01 06 313233 00"
+)
+"""One record, value 123, no key, as a Kafka client put it on the wire."""
+
+RECORDS = st.lists(
+    st.builds(
+        Record,
+        st.binary(max_size=200),
+        st.none() | st.binary(max_size=20),
+        st.lists(st.tuples(st.text(max_size=5), st.binary(max_size=9)), max_size=3).map(tuple),
+        timestamp_ms=st.integers(0, 1 << 45),
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+def stored(records: list[Record], base: int = 0) -> list[StoredRecord]:
+    return [
+        StoredRecord(each.value, each.key, each.headers, (), each.timestamp_ms, 0, offset=base + at)
+        for at, each in enumerate(records)
+    ]
+
+
+def compressed(codec: int, raw: bytes, content: bytes | None = None) -> bytes:
+    """An uncompressed batch with its records compressed; or with `content` as what should be that."""
+    records = raw[kafka.HEADER_BYTES :]
+    if content is None:
+        if codec == codecs.GZIP:
+            content = gzip.compress(records)
+        else:
+            pa = pytest.importorskip("pyarrow")
+            content = pa.compress(records, codec={2: "snappy", 3: "lz4", 4: "zstd"}[codec], asbytes=True)
+    batch = bytearray(raw[: kafka.HEADER_BYTES] + content)
+    pack_into(">h", batch, 21, codec)
+    return resealed(batch)
+
+
+def resealed(batch: bytearray) -> bytes:
+    """With the length and the checksum it should have."""
+    pack_into(">i", batch, 8, len(batch) - 12)
+    pack_into(">I", batch, 17, google_crc32c.value(bytes(batch[21:])))
+    return bytes(batch)
+
+
+@pytest.mark.spec("B6")
+def test_a_batch_from_a_kafka_client_is_read_and_written_byte_for_byte() -> None:
+    header = kafka.check_batch(KNOWN)
+    assert (header.records, header.max_timestamp_ms, header.size_bytes) == (1, 1503229838908, len(KNOWN))
+    found = kafka.records(KNOWN)
+    assert found == [StoredRecord(b"123", None, (), (), 1503229838908, 0, offset=0)]
+    assert kafka.encode_records(found, leader_epoch=1) == KNOWN
+
+
+@pytest.mark.spec("B6")
+@given(RECORDS, st.integers(0, 1 << 50), st.sampled_from([0, codecs.GZIP]))
+def test_records_come_back_whatever_they_hold(records: list[Record], base: int, codec: int) -> None:
+    raw = kafka.encode_plain(records)
+    if codec:
+        raw = compressed(codec, raw)
+    batch = kafka.incoming(raw, 5).placed(base)
+    assert kafka.records(batch.body) == stored(records, base)
+    assert kafka.check_batch(batch.body).base_offset == base, "the base offset is not under the checksum"
+    columns = kafka.columns(batch.body)
+    assert columns.records(base) == stored(records, base)
+    assert batch.timestamp_max_ms == max(each.timestamp_ms for each in records)
+    assert kafka.encode_records(kafka.records(batch.body)) == kafka.encode_plain(records, base)
+
+
+@pytest.mark.parametrize("codec", [codecs.GZIP, codecs.SNAPPY, codecs.LZ4, codecs.ZSTD])
+def test_every_codec_of_kafka_is_read(codec: int) -> None:
+    records = [Record(b"value %d" % at * 20, b"k", timestamp_ms=at) for at in range(300)]
+    raw = kafka.encode_plain(records)
+    small = compressed(codec, raw)
+    assert len(small) < len(raw) // 3
+    assert kafka.records(small) == stored(records)
+    for content in (b"", b"no such thing", small[61:-3], b"\xff" * 40):
+        with pytest.raises(CorruptionError):
+            kafka.records(compressed(codec, raw, content))
+
+
+def test_snappy_in_blocks_of_a_java_producer_is_read() -> None:
+    pa = pytest.importorskip("pyarrow")
+    records = [Record(b"value" * 50, timestamp_ms=1)] * 20
+    raw = kafka.encode_plain(records)
+    content = b"\x82SNAPPY\x00" + pack(">ii", 1, 1)
+    plain = raw[61:]
+    for begin in range(0, len(plain), 700):
+        block = pa.compress(plain[begin : begin + 700], codec="snappy", asbytes=True)
+        content += pack(">i", len(block)) + block
+    assert kafka.records(compressed(codecs.SNAPPY, raw, content)) == stored(records)
+    for wrong in (content[:-1], content + b"\x00", content[:16] + pack(">i", -5), content[:16] + pack(">i", 9)):
+        with pytest.raises(CorruptionError):
+            kafka.records(compressed(codecs.SNAPPY, raw, wrong))
+
+
+@pytest.mark.parametrize("codec", [codecs.GZIP, codecs.SNAPPY, codecs.LZ4, codecs.ZSTD])
+def test_what_decompresses_to_more_than_the_limit_is_refused(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = kafka.encode_plain([Record(bytes(200_000), timestamp_ms=1)])
+    bomb = compressed(codec, raw)
+    monkeypatch.setattr(codecs, "DECOMPRESSED_BYTES_MAX", 100_000)
+    with pytest.raises(LimitExceededError, match="100000 bytes"):
+        kafka.records(bomb)
+
+
+def test_a_codec_nobody_knows_is_named() -> None:
+    with pytest.raises(UnsupportedCodecError, match="compression 6"):
+        kafka.records(compressed(6, kafka.encode_plain([Record(b"x", timestamp_ms=1)]), b"?"))
+
+
+@pytest.mark.promise("P7")
+def test_no_changed_or_missing_byte_passes() -> None:
+    raw = kafka.encode_plain([Record(b"value", b"key", (("h", b"v"),), timestamp_ms=7), Record(b"", timestamp_ms=3)])
+    for at in range(len(raw)):
+        changed = bytearray(raw)
+        changed[at] ^= 0x11
+        if at < 8 or 12 <= at < 16:
+            # The base offset and the leader epoch are the broker's.
+            assert kafka.incoming(bytes(changed), 0).count == 2
+            continue
+        with pytest.raises((CorruptionError, InvalidArgumentError)):
+            kafka.incoming(bytes(changed), 0)
+    for size in range(len(raw)):
+        with pytest.raises((CorruptionError, InvalidArgumentError)):
+            kafka.incoming(raw[:size], 0)
+    with pytest.raises(CorruptionError):
+        kafka.incoming(raw + b"\x00", 0)
+
+
+@pytest.mark.promise("P7")
+@given(st.data())
+def test_records_that_lie_about_themselves_are_an_error_and_nothing_else(data: st.DataObject) -> None:
+    raw = bytearray(kafka.encode_plain([Record(b"value", b"key", (("h", b"v"),), timestamp_ms=7)] * 3))
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(57, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        found = kafka.columns(resealed(raw))
+    except CorruptionError:
+        return
+    except (InvalidArgumentError, LimitExceededError):
+        return
+    assert found.count >= 1
+
+
+def test_wrong_counts_formats_and_times_are_refused() -> None:
+    raw = kafka.encode_plain([Record(b"x", timestamp_ms=1)] * 2)
+    for place, form, number in ((57, ">i", 0), (57, ">i", -1), (57, ">i", 9), (23, ">i", 7), (16, ">b", 1)):
+        changed = bytearray(raw)
+        pack_into(form, changed, place, number)
+        with pytest.raises(InvalidArgumentError):
+            kafka.incoming(resealed(changed), 0)
+    changed = bytearray(raw)
+    pack_into(">q", changed, 27, -5)
+    with pytest.raises(InvalidArgumentError, match="1970"):
+        kafka.incoming(resealed(changed), 0)
+
+
+def test_log_append_time_is_the_brokers_for_every_record_and_under_the_checksum() -> None:
+    raw = kafka.encode_plain([Record(b"x", timestamp_ms=1), Record(b"y", timestamp_ms=2)])
+    batch = kafka.incoming(raw, 99, is_append_time=True)
+    assert kafka.check_batch(batch.body).attributes & kafka.LOG_APPEND_TIME
+    assert [record.timestamp_ms for record in kafka.records(batch.body)] == [99, 99]
+    assert (batch.timestamp_min_ms, batch.timestamp_max_ms) == (99, 99)
+
+
+def test_control_batches_take_offsets_and_hold_no_records() -> None:
+    raw = bytearray(kafka.encode_plain([Record(b"\x00\x00\x00\x00\x00\x00", b"\x00\x00\x00\x01", timestamp_ms=1)]))
+    pack_into(">h", raw, 21, kafka.CONTROL | kafka.TRANSACTIONAL)
+    batch = kafka.incoming(resealed(raw), 0)
+    assert (batch.count, batch.offsets) == (0, 1)
