@@ -239,6 +239,11 @@ def test_a_graceful_close_finishes_confirms_and_leaves_nothing_to_recover(tmp_pa
 def test_a_directorys_name_is_checked(tmp_path: Path) -> None:
     directories = VHostDirectories(tmp_path)
     directories.make("one")
+    directories.make("two")
+    directories.check("two")
+    (directories.path("two") / NAME_FILE).write_bytes((directories.path("one") / NAME_FILE).read_bytes())
+    with pytest.raises(CorruptionError, match="says it is of vhost 'one', not of 'two'"):
+        directories.check("two")
     (directories.path("one") / NAME_FILE).write_bytes((directories.path("one") / NAME_FILE).read_bytes()[:-3])
     with pytest.raises(CorruptionError):
         directories.check("one")

@@ -28,6 +28,7 @@ from basaltmq.errors import (
     ExchangeNotFoundError,
     PreconditionFailedError,
     StaleLeaseError,
+    StorePoisonedError,
     VHostDownError,
 )
 from basaltmq.store.families import Family
@@ -319,6 +320,8 @@ def test_an_error_of_the_disk_ends_the_vhost_and_confirms_nothing(broken: str) -
             vhost.publish(publisher, "", "q", PERSISTENT, b"2")
         with pytest.raises(VHostDownError):
             vhost.declare_queue("r")
+        with pytest.raises(StorePoisonedError):
+            store.size_bytes()
 
     run(test, store)
 

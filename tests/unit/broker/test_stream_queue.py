@@ -173,8 +173,9 @@ def test_a_store_that_is_behind_delays_and_doubles_nothing() -> None:
         await turns(20)
         assert publisher.told == []
         store.stall = False
+        vhost.streams.append(vhost.queues.by_name["s"], [(properties.seal("", "s", PERSISTENT), b"3")])
         await until(lambda: publisher.numbers() == [1, 2])
-        assert await read(vhost, 3, "first") == [b"0", b"1", b"2"]
+        assert await read(vhost, 4, "first") == [b"0", b"1", b"2", b"3"]
 
     run(test, store)
 
