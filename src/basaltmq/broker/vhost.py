@@ -233,12 +233,6 @@ class VHost:
                 owner=owner,
             )
 
-    def adopt_queue(self, config: QueueConfig) -> None:
-        """Make a queue as a protocol without exchanges describes it; clients of AMQP see a durable queue."""
-        self._settle_down()
-        with Guard(self):
-            self.queues.adopt(config)
-
     def delete_queue(self, name: str, *, if_unused: bool = False, if_empty: bool = False, owner: object = None) -> int:
         """Delete a queue; how many messages were ready."""
         self._settle_down()
@@ -538,11 +532,9 @@ class VHost:
 
     def _dead_letter(self, config: QueueConfig, message: Message, reason: str) -> tuple[Sequence[str], bytes] | None:
         """Where a message goes that died in the plane, and with which properties; None leaves it to the plane."""
-        if config.dead_letter_queue is not None:
-            return None
         queue = self.queues.by_name.get(config.name)
-        if queue is None:
-            return (), b""
+        if queue is None or config.dead_letter_queue is not None:
+            return None
         death, targets = self.publishing.bury(queue, message.properties, reason)
         if death is None or not targets:
             return (), b""

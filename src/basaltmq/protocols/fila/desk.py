@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from basaltmq.broker.guard import Guard
 from basaltmq.broker.node import Node
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import (
@@ -68,7 +69,8 @@ class VHostDesk:
         self._vhost = vhost
 
     def create(self, config: QueueConfig) -> None:
-        self._vhost.adopt_queue(config)
+        with Guard(self._vhost):
+            self._vhost.queues.adopt(config)
 
     def delete(self, name: str) -> None:
         self._vhost.plane.get(name)

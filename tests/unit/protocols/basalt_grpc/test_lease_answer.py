@@ -1,0 +1,60 @@
+"""A lease's answer, put together from rows, is what protobuf would have made of its messages."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from basaltmq.protocols.basalt_grpc.lease_answer import lease_answer, varint
+from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.queues.draft import Draft
+from basaltmq.queues.plane import QueuePlane
+from basaltmq.store.commit import GroupCommit
+from basaltmq.store.memory import MemoryStore
+from basaltmq.wire import basalt_pb2 as wire
+
+WORDS = st.text("abcé ", max_size=6)
+DRAFTS = st.builds(
+    Draft,
+    payload=st.one_of(st.binary(max_size=300), st.just(bytes(200_000))),
+    headers=st.dictionaries(WORDS, WORDS, max_size=2),
+    properties=st.binary(max_size=10),
+    fairness_key=WORDS,
+    weight=st.integers(1, 1000),
+    priority=st.integers(0, 9),
+    throttle_keys=st.lists(st.text("ab", min_size=1, max_size=3), max_size=2, unique=True).map(tuple),
+)
+
+
+@pytest.mark.spec("C4")
+@settings(max_examples=60)
+@given(st.lists(st.one_of(st.binary(max_size=300), DRAFTS), min_size=1, max_size=8), st.booleans(), st.booleans())
+def test_the_answer_says_what_was_enqueued(drafts: list[Draft | bytes], has_priorities: bool, has_failed: bool) -> None:
+    store = MemoryStore()
+    commit = GroupCommit(store)
+    with QueuePlane(store, commit) as plane:
+        plane.create(QueueConfig(name="q", priorities_max=5 if has_priorities else 0))
+        ids = plane.enqueue("q", drafts, durability=Durability.WRITTEN)
+        if has_failed:
+            plane.nack("q", plane.lease("q", 100)[0].token)
+        found = plane.lease("q", 100)
+        answer = wire.LeaseResponse.FromString(lease_answer(found, 30_000))
+        messages = [each.message() for each in found]
+    commit.close()
+    assert (answer.token, answer.visibility_ms) == (found[0].token, 30_000)
+    assert {each.id for each in answer.messages} == set(ids)
+    sent = dict(zip(ids, drafts, strict=True))
+    for got, message in zip(answer.messages, messages, strict=True):
+        draft = sent[got.id]
+        whole = Draft(payload=draft) if isinstance(draft, bytes) else draft
+        assert got.payload == whole.payload
+        assert dict(got.headers) == whole.headers
+        assert got.fairness_key == whole.fairness_key
+        assert (got.weight, got.attempts) == (whole.weight, int(has_failed))
+        assert (got.priority, got.enqueued_ns) == (message.priority, message.enqueued_ns)
+
+
+@given(st.integers(0, (1 << 64) - 1))
+def test_numbers_are_written_as_protobuf_writes_them(value: int) -> None:
+    assert b"\x08" + varint(value) == (wire.LeaseResponse(token=value).SerializeToString() or b"\x08\x00")

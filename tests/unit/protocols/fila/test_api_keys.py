@@ -1,0 +1,198 @@
+"""API keys: hashed at rest, patterns, expiry, and rows that cannot be read."""
+
+from __future__ import annotations
+
+import fnmatch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from basaltmq.errors import (
+    AccessRefusedError,
+    AuthenticationError,
+    CorruptionError,
+    InvalidArgumentError,
+    LimitExceededError,
+    NotFoundError,
+)
+from basaltmq.protocols.fila.access import Access, is_loopback
+from basaltmq.protocols.fila.api_keys import PERMISSIONS_MAX, ApiKeys, matches
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+from basaltmq.store.keys import api_key_key, decode_api_key_key
+from basaltmq.store.memory import MemoryStore
+
+REMOTE = "ipv4:10.1.2.3:4711"
+LOCAL = "ipv4:127.0.0.1:4711"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms * 1_000_000
+
+
+@given(st.text("ab*", max_size=8), st.text("ab", max_size=10))
+def test_a_pattern_means_what_people_think(pattern: str, name: str) -> None:
+    assert matches(pattern, name) == fnmatch.fnmatchcase(name, pattern)
+
+
+@pytest.mark.parametrize("pattern", ["[ab]", "a?c", "a.c", "(x)", "\\d"])
+def test_only_the_star_is_special(pattern: str) -> None:
+    assert matches(pattern, pattern)
+    assert not matches(pattern, "abc")
+
+
+def test_a_hostile_pattern_takes_no_time() -> None:
+    assert not matches("*a" * 100 + "b", "a" * 200)
+
+
+@given(st.text(min_size=1, max_size=40).filter(lambda text: text.encode(errors="ignore").decode() == text))
+def test_key_ids_make_a_round_trip(key_id: str) -> None:
+    assert decode_api_key_key(api_key_key(key_id)) == key_id
+
+
+def test_a_key_is_known_by_its_text_and_only_a_hash_is_stored() -> None:
+    store = MemoryStore()
+    keys = ApiKeys(store)
+    key, text = keys.create("worker")
+    assert keys.authenticate(text) is key
+    secret = text.rpartition("_")[2].encode()
+    rows = list(store.scan(Family.API_KEYS))
+    assert len(rows) == 1
+    assert not [raw for row in rows for raw in row if secret in raw or text.encode() in raw]
+    assert ApiKeys(store).authenticate(text).name == "worker"
+
+
+def test_a_text_that_differs_anywhere_is_refused_with_the_same_words() -> None:
+    keys = ApiKeys(MemoryStore())
+    _, text = keys.create("worker")
+    said = set()
+    for at in range(len(text)):
+        other = text[:at] + ("x" if text[at] != "x" else "y") + text[at + 1 :]
+        with pytest.raises(AuthenticationError) as refused:
+            keys.authenticate(other)
+        said.add(str(refused.value))
+    assert len(said) == 1
+
+
+def test_a_revoked_key_is_gone_for_good() -> None:
+    store = MemoryStore()
+    keys = ApiKeys(store)
+    told: list[int] = []
+    keys.watch(lambda: told.append(1))
+    key, text = keys.create("worker")
+    keys.revoke(key.id)
+    assert told
+    for each in (keys, ApiKeys(store)):
+        with pytest.raises(AuthenticationError):
+            each.authenticate(text)
+    with pytest.raises(NotFoundError):
+        keys.revoke(key.id)
+
+
+def test_a_key_expires() -> None:
+    clock = Clock()
+    keys = ApiKeys(MemoryStore(), clock_ns=clock)
+    key, text = keys.create("short", expires_ms=clock.now_ms + 10)
+    keys.authenticate(text)
+    clock.now_ms += 10
+    with pytest.raises(AuthenticationError, match="expired"):
+        keys.authenticate(text)
+    with pytest.raises(AuthenticationError, match="expired"):
+        keys.require_current(key)
+
+
+def test_permissions_replace_those_before_and_are_all_or_nothing() -> None:
+    keys = ApiKeys(MemoryStore())
+    key, _ = keys.create("worker")
+    assert not key.may("produce", "a")
+    key = keys.permit(key.id, [("produce", "a*"), ("consume", "b")])
+    assert key.may("produce", "abc")
+    assert not key.may("consume", "abc")
+    with pytest.raises(InvalidArgumentError, match="no permission 'read'"):
+        keys.permit(key.id, [("admin", "*"), ("read", "*")])
+    assert keys.get(key.id).permissions == key.permissions
+    with pytest.raises(LimitExceededError):
+        keys.permit(key.id, [("produce", "x")] * (PERMISSIONS_MAX + 1))
+    key = keys.permit(key.id, [])
+    assert not key.may("produce", "abc")
+
+
+@pytest.mark.parametrize("row", [b"", b"\x07", b"\x01", b"\x01\xff", b"\x01\x80"])
+def test_a_row_that_cannot_be_read_is_told_by_name(row: bytes) -> None:
+    store = MemoryStore()
+    batch = Batch()
+    batch.put(Family.API_KEYS, api_key_key("abc"), row)
+    store.write(batch)
+    with pytest.raises(CorruptionError, match="API key abc"):
+        ApiKeys(store)
+
+
+@pytest.mark.parametrize(
+    ("peer", "is_local"),
+    [
+        ("ipv4:127.0.0.1:80", True),
+        ("ipv4:127.9.9.9:80", True),
+        ("ipv6:%5B::1%5D:80", True),
+        ("ipv6:[::1]:80", True),
+        ("ipv6:%5B::ffff:127.0.0.1%5D:80", True),
+        ("unix:/run/socket", True),
+        ("ipv4:10.0.0.1:80", False),
+        ("ipv6:%5B::ffff:10.0.0.1%5D:80", False),
+        ("ipv6:%5Bfe80::1%25eth0%5D:80", False),
+        ("", False),
+        ("nonsense", False),
+        ("ipv4:127.0.0.1.example.com:80", False),
+    ],
+)
+def test_who_is_on_this_machine(peer: str, is_local: bool) -> None:
+    assert is_loopback(peer) is is_local
+
+
+@pytest.mark.parametrize(
+    ("mode", "peer", "is_let_in"),
+    [
+        ("keys", LOCAL, False),
+        ("keys", REMOTE, False),
+        ("loopback", LOCAL, True),
+        ("loopback", REMOTE, False),
+        ("open", LOCAL, True),
+        ("open", REMOTE, True),
+    ],
+)
+def test_who_needs_no_key(mode: str, peer: str, is_let_in: bool) -> None:
+    access = Access(ApiKeys(MemoryStore()), mode)  # type: ignore[arg-type]
+    if is_let_in:
+        access.caller((), lambda: peer).require_superadmin("do anything")
+    else:
+        with pytest.raises(AuthenticationError):
+            access.caller((), lambda: peer)
+
+
+@pytest.mark.parametrize("form", ["Bearer {}", "bearer {}", "BEARER  {} "])
+def test_a_key_that_is_sent_counts_even_where_none_is_needed(form: str) -> None:
+    keys = ApiKeys(MemoryStore())
+    key, text = keys.create("little")
+    keys.permit(key.id, [("produce", "a")])
+    caller = Access(keys, "open").caller([("authorization", form.format(text))], lambda: REMOTE)
+    caller.require("produce", "a")
+    with pytest.raises(AccessRefusedError, match="may not consume from queue 'a'"):
+        caller.require("consume", "a")
+    assert caller.sees("a")
+    assert not caller.sees("b")
+    keys.permit(key.id, [])
+    with pytest.raises(AccessRefusedError):
+        caller.require("produce", "a")
+    keys.revoke(key.id)
+    with pytest.raises(AuthenticationError, match="revoked"):
+        caller.require("produce", "a")
+
+
+@pytest.mark.parametrize("text", ["", "Basic Zm9v", "Bearer", "Bearer x", "fila_x"])
+def test_another_form_of_authorization_is_refused(text: str) -> None:
+    with pytest.raises(AuthenticationError):
+        Access(ApiKeys(MemoryStore()), "open").caller([("authorization", text)], lambda: LOCAL)

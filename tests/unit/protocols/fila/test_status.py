@@ -1,0 +1,58 @@
+"""The table of status codes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from basaltmq import errors
+from basaltmq.client.faults import BY_STATUS, fault
+from basaltmq.protocols.fila.status import STATUS, status_of
+from grpc import StatusCode
+
+
+def kinds(kind: type[errors.BasaltError] = errors.BasaltError) -> Iterator[type[errors.BasaltError]]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from kinds(below)
+
+
+@pytest.mark.spec("C5")
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (errors.QueueNotFoundError, StatusCode.NOT_FOUND),
+        (errors.MessageNotFoundError, StatusCode.NOT_FOUND),
+        (errors.QueueExistsError, StatusCode.ALREADY_EXISTS),
+        (errors.ScriptError, StatusCode.INVALID_ARGUMENT),
+        (errors.InvalidConfigError, StatusCode.INVALID_ARGUMENT),
+        (errors.QueueFullError, StatusCode.RESOURCE_EXHAUSTED),
+        (errors.StaleLeaseError, StatusCode.FAILED_PRECONDITION),
+        (errors.AuthenticationError, StatusCode.UNAUTHENTICATED),
+        (errors.AccessRefusedError, StatusCode.PERMISSION_DENIED),
+        (errors.StoreStalledError, StatusCode.UNAVAILABLE),
+        (errors.CorruptionError, StatusCode.DATA_LOSS),
+        (errors.StorePoisonedError, StatusCode.INTERNAL),
+    ],
+)
+def test_errors_have_the_status_a_client_can_act_on(kind: type[errors.BasaltError], code: StatusCode) -> None:
+    assert status_of(kind("x")) is code
+
+
+def test_every_error_arrives_at_a_client_as_what_it_is() -> None:
+    for kind in kinds():
+        arrived = fault(kind.code, "what happened")
+        assert type(arrived).code == kind.code
+        assert arrived.retriable == kind.retriable
+        assert str(arrived) == "what happened"
+
+
+def test_a_code_nobody_knows_becomes_what_its_status_says() -> None:
+    assert type(fault("from the future", "x", BY_STATUS[StatusCode.NOT_FOUND])) is errors.NotFoundError
+
+
+def test_what_may_be_tried_again_is_told_so_by_its_status_too() -> None:
+    for kind, code in STATUS.items():
+        if code is StatusCode.UNAVAILABLE and kind is not errors.StoreClosedError:
+            assert kind.retriable, kind
