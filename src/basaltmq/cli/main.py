@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "policy": "policy",
     "queue": "queue",
     "serve": "serve",
+    "status": "status",
     "store": "store",
     "topic": "topic",
     "user": "user",
@@ -75,8 +76,8 @@ def _refuse(missing: str) -> None:
 def main(ctx: click.Context, data_dir: Path) -> None:
     """Basalt: a message broker, and queues and streams embedded in Python, on RocksDB.
 
-    `serve` runs the broker; binding, connection, definitions, exchange, permission, policy, user and vhost speak to a
-    running one, and so does queue with --server. The others work on a store in --data-dir: those that change something
-    need it for themselves, those that only read work beside a running process.
+    `serve` runs the broker; binding, connection, definitions, exchange, permission, policy, status, user and vhost
+    speak to a running one, and so does queue with --server. The others work on a store in --data-dir: those that change
+    something need it for themselves, those that only read work beside a running process.
     """
     ctx.obj = data_dir

@@ -146,6 +146,13 @@ def test_definitions_go_out_and_in(basalt: Run) -> None:
     assert "left out: queue 'x'" in told.stderr
 
 
+def test_the_status_is_one_page(basalt: Run, broker: Broker) -> None:
+    said = basalt("status").stdout
+    assert said.startswith("Basalt ")
+    assert f"amqp {broker.port()}" in said
+    assert rows(basalt("status", "--json"))[0]["overview"]["node"] in said
+
+
 def test_a_broker_that_is_not_there_is_one_line(basalt: Run) -> None:
     said = basalt("user", "list", code=1, BASALT_SERVER="http://127.0.0.1:1").stderr
     assert said.count("\n") == 1

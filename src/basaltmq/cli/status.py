@@ -1,0 +1,51 @@
+"""`basalt status`: a running broker on one page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from basaltmq.cli.api_client import ApiClient, path, with_api
+from basaltmq.cli.output import show
+
+TROUBLE = 2
+"""Exit code when publishers are held or a virtual host is down."""
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@with_api
+def status(api: ApiClient, as_json: bool) -> None:
+    """A running broker on one page. Exit code 2 if publishers are held or a virtual host is down."""
+    overview: dict[str, Any] = api.get(path("overview"))
+    vhosts = list(api.pages(path("vhosts")))
+    alarms = overview.get("alarms") or []
+    down = [each["name"] for each in vhosts if each["state"] != "running"]
+    if as_json:
+        show([{"overview": overview, "vhosts": vhosts}], as_json=True)
+    else:
+        for line in _page(overview, vhosts):
+            click.echo(line)
+        for name in down:
+            click.echo(
+                f"vhost {name} is not running; see: basalt vhost list, and start it: basalt vhost restart {name}"
+            )
+        for alarm in alarms:
+            click.echo(f"publishers are held: {alarm}")
+    if alarms or down:
+        raise SystemExit(TROUBLE)
+
+
+def _page(overview: dict[str, Any], vhosts: list[dict[str, Any]]) -> list[str]:
+    objects, messages = overview["object_totals"], overview["queue_totals"]
+    hours, seconds = divmod(overview["uptime_s"], 3600)
+    ports = ", ".join(f"{each['protocol']} {each['port']}" for each in overview.get("listeners", []))
+    lines = [
+        f"Basalt {overview['product_version']} as {overview['node']}, up {hours:,} h {seconds // 60} min",
+        f"  vhosts       {len(vhosts):,}",
+        f"  connections  {objects['connections']:,} with {objects['channels']:,} channels",
+        f"  queues       {objects['queues']:,} with {objects['consumers']:,} consumers",
+        f"  messages     {messages['messages_ready']:,} ready, {messages['messages_unacknowledged']:,} unacknowledged",
+    ]
+    return [*lines, f"  listens      {ports}"] if ports else lines
