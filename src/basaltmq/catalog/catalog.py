@@ -245,12 +245,14 @@ class Catalog:
         """Like `delete`, but of a large subtree only the top is removed and the rest hidden: `purge` does the rest.
 
         For those who may not block: `while catalog.is_purging: catalog.purge()`, with pauses as they like. `also` and
-        `durable`: as for `create_many`.
+        `durable`: as for `create_many`; with `also`, what a topic has elsewhere is in it.
         """
         with self.commits.change(durable=durable) as change:
             if also is not None:
                 change.extend(also)
             old = self._required(object_id)
+            if also is None and old.kind is Kind.TOPIC:
+                self._deletions.stage_orphan(change, object_id)
             doomed = self._deletions.stage_subtree(change, object_id, old.kind)
             self.configuration.stage_remove_rows(change, object_id)
             self._discard_after(

@@ -13,6 +13,9 @@ After a crash in between, the row is found at the next open and the steps go on.
 stands under a parent that does not exist. An object created under the same name has another id, so nothing of the
 old subtree can come back under it.
 
+A topic may have shards, which are not the catalog's. Where one goes with what it stood under, the same batch leaves its
+row under `orphaned_topic_key` of family `shards`, and whoever keeps the shards removes them (`streams.orphans`).
+
 Steps need no sync of their own: the log keeps their order, so if the end is durable everything before it is.
 """
 
@@ -24,7 +27,7 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from basaltmq.catalog.commits import Change
-from basaltmq.catalog.kinds import BY_LABEL
+from basaltmq.catalog.kinds import BY_LABEL, Kind
 from basaltmq.catalog.walk import parents_of
 from basaltmq.errors import CorruptionError
 from basaltmq.store import keys
@@ -108,7 +111,16 @@ class Deletions:
         self._walk = None
         self._pending.pop(root, None)
 
+    def stage_orphan(self, change: Change, topic_id: UUID) -> None:
+        """A topic goes without its shards, if it has any: leave word for those who keep them."""
+        if next(self._store.scan(Family.SHARDS, *keys.prefix_range(keys.shard_name_prefix(topic_id))), None) is None:
+            return
+        row = self._store.get(Family.CONFIGURED_OBJECTS, keys.configured_key(topic_id))
+        change.put(Family.SHARDS, keys.orphaned_topic_key(topic_id), row or b"")
+
     def _stage_rows(self, change: Change, doomed: Doomed) -> None:
+        if doomed.type == Kind.TOPIC:
+            self.stage_orphan(change, doomed.id)
         change.delete(Family.OBJECT_NAMES, doomed.name_key)
         change.delete(Family.CONFIGURED_OBJECTS, keys.configured_key(doomed.id))
         change.delete(Family.CONFIGURED_OBJECT_HIERARCHY, keys.hierarchy_key(doomed.id, doomed.parent_type))

@@ -595,6 +595,17 @@ def decode_trimmed_shard_key(key: bytes) -> int:
     return _shard_of(key, b"Y")
 
 
+def orphaned_topic_key(topic_id: UUID) -> bytes:
+    return b"Z" + topic_id.bytes
+
+
+def decode_orphaned_topic_key(key: bytes) -> UUID:
+    _exactly(key, 17)
+    if key[:1] != b"Z":
+        raise _malformed(key)
+    return UUID(bytes=key[1:])
+
+
 def stream_record_key(shard: int, offset: int) -> bytes:
     return _STREAM_RECORD.pack(shard, offset)
 

@@ -47,6 +47,11 @@ class Engines:
         self._made: dict[Engine, StorageAdapter] = {}
         self._lock = threading.Lock()
         self._closed = False
+        self._also: list[Callable[[], int]] = []
+
+    def on_retain(self, step: Callable[[], int]) -> None:
+        """Have a bounded step of something else done with every step of retention; it tells how much it did."""
+        self._also.append(step)
 
     def get(self, engine: Engine) -> StorageAdapter:
         made = self._made.get(engine)
@@ -68,8 +73,9 @@ class Engines:
         return list(self._made.values())
 
     def retain(self, now_ms: int) -> int:
-        """A bounded step of retention in every engine in use; how many records went."""
-        return sum(engine.retain(now_ms) for engine in self.in_use())
+        """A bounded step of retention in every engine in use; how many records, or other things, went."""
+        also = sum(step() for step in self._also)
+        return also + sum(engine.retain(now_ms) for engine in self.in_use())
 
     def close(self) -> None:
         with self._lock:

@@ -21,6 +21,7 @@ from basaltmq.streams.leaders import Leaders, OneNode
 from basaltmq.streams.memory_engine import MemoryEngine
 from basaltmq.streams.migration import Migration
 from basaltmq.streams.offsets import CachedOffsets, Offsets, PersistentOffsets
+from basaltmq.streams.orphans import Orphans
 from basaltmq.streams.rocksdb_engine import RocksdbEngine
 from basaltmq.streams.shards import Engine, Shards
 from basaltmq.streams.topics import CREATE_TIMEOUT_MS, Topics
@@ -83,6 +84,8 @@ class StreamPlane:
         self.drivers = Drivers(self.topics, self.shards, self.engines)
         self.groups = Groups(self.offsets, self.topics, self.drivers)
         self.migration = Migration(self.topics, self.shards, self.engines)
+        self.orphans = Orphans(store, self.catalog, self.topics, self.shards, self.offsets, self.engines.get)
+        self.engines.on_retain(self.orphans.sweep)
         self._members: dict[str, GroupMembers] = {}
         self._closed = False
 

@@ -8,6 +8,7 @@ family `shards` are written with the WAL, because nothing they say can be derive
     'S' shard u64              -> the row below
     'M' topic uuid, partition  -> shard number u64 that serves this name
     'X' shard u64              -> engine u8, lane u32: deleted, but what was derived from it may still be about
+    'Z' topic uuid             -> the topic's row: it went with what it stood under, its shards are to go
 
     row  | version u8 | engine u8 | flags u16 | lane u32 | topic uuid (16) | partition u32 |
          | start offset u64 | least next offset u64 | created ms i64 | config: JSON to the end |
