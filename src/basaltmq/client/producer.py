@@ -17,7 +17,6 @@ from concurrent.futures import Future
 from typing import Any, Final, Self
 
 import grpc
-
 from basaltmq.client.faults import fault, fault_of
 from basaltmq.client.requests import Payload, batch_of
 from basaltmq.errors import BasaltError, InvalidArgumentError, UnavailableError
@@ -51,9 +50,12 @@ class Producer:
         self._room.acquire()
         future: Future[list[bytes]] = Future()
         with self._lock:
-            if self._error is not None or self._is_closed:
+            if self._is_closed or self._error is not None:
                 self._room.release()
-                raise self._error or InvalidArgumentError("the producer is closed; make another")
+                if self._is_closed:
+                    raise InvalidArgumentError("the producer is closed; make another")
+                assert self._error is not None
+                raise self._error
             self._last += 1
             self._waiting[self._last] = future
             self._outbox.put(wire.ProduceRequest(number=self._last, batch=batch))

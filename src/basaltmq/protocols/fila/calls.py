@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from grpc.aio import ServicerContext
 
 import grpc
@@ -41,10 +41,10 @@ class Calls:
         """Calls that run."""
 
     def unary(self, request: type[Q], handler: Unary[Q]) -> RpcMethodHandler[Any, Any]:
-        async def call(asked: Q, context: ServicerContext[Any, Any]) -> Message | bytes:
+        async def call(asked: bytes, context: ServicerContext[Any, Any]) -> Message | bytes:
             self.open += 1
             try:
-                return await handler(asked, self._caller(context))
+                return await handler(_read(request, asked), self._caller(context))
             except Exception as error:
                 if is_abort(error):
                     raise
@@ -53,18 +53,18 @@ class Calls:
             finally:
                 self.open -= 1
 
-        return grpc.unary_unary_rpc_method_handler(call, _reader(request), _serialized)
+        return grpc.unary_unary_rpc_method_handler(call, None, _serialized)
 
     def answer_stream(
         self, request: type[Q], handler: Callable[[Q, Caller], AsyncGenerator[bytes, None]]
     ) -> RpcMethodHandler[Any, Any]:
         """One request, many answers, which the handler encodes itself."""
 
-        async def call(asked: Q, context: ServicerContext[Any, Any]) -> None:
+        async def call(asked: bytes, context: ServicerContext[Any, Any]) -> None:
             self.open += 1
             try:
                 # Closed at once when the client goes away, not when the collector comes round.
-                async with aclosing(handler(asked, self._caller(context))) as answers:
+                async with aclosing(handler(_read(request, asked), self._caller(context))) as answers:
                     async for answer in answers:
                         await context.write(answer)
             except Exception as error:
@@ -75,17 +75,18 @@ class Calls:
             finally:
                 self.open -= 1
 
-        return grpc.unary_stream_rpc_method_handler(call, _reader(request), None)
+        return grpc.unary_stream_rpc_method_handler(call, None, None)
 
     def both_streams(
         self, request: type[Q], handler: Callable[[AsyncIterator[Q], Caller], AsyncGenerator[R, None]]
     ) -> RpcMethodHandler[Any, Any]:
         """Many requests, many answers."""
 
-        async def call(asked: AsyncIterator[Q], context: ServicerContext[Any, Any]) -> None:
+        async def call(asked: AsyncIterator[bytes], context: ServicerContext[Any, Any]) -> None:
             self.open += 1
             try:
-                async with aclosing(handler(asked, self._caller(context))) as answers:
+                requests = (_read(request, each) async for each in asked)
+                async with aclosing(handler(requests, self._caller(context))) as answers:
                     async for answer in answers:
                         await context.write(answer)
             except Exception as error:
@@ -96,7 +97,7 @@ class Calls:
             finally:
                 self.open -= 1
 
-        return grpc.stream_stream_rpc_method_handler(call, _reader(request), _serialized)
+        return grpc.stream_stream_rpc_method_handler(call, None, _serialized)
 
     def _caller(self, context: ServicerContext[Any, Any]) -> Caller:
         return self._access.caller(context.invocation_metadata(), context.peer)
@@ -106,8 +107,12 @@ def _serialized(answer: Message | bytes) -> bytes:
     return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
 
-def _reader(request: type[Q]) -> Callable[[bytes], Q]:
-    return request.FromString
+def _read(request: type[Q], raw: bytes) -> Q:
+    # Not left to gRPC, which would answer UNKNOWN and put a stack trace into the log.
+    try:
+        return request.FromString(raw)
+    except DecodeError:
+        raise InvalidArgumentError(f"the bytes of the request are no {request.DESCRIPTOR.name}") from None
 
 
 def queue_name(name: str) -> str:
