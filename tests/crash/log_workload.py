@@ -28,6 +28,7 @@ from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_store
 from basaltmq.streams.durability import Durability
+from basaltmq.streams.index import StreamIndex
 from basaltmq.streams.offsets import PersistentOffsets
 from basaltmq.streams.segment_engine import SegmentEngine
 from basaltmq.streams.shards import Engine, ShardConfig, Shards, ShardSpec
@@ -123,6 +124,42 @@ def check(emit: Emit, path: str) -> None:
             emit(f"differs {key[:1].decode()}{key[1:].hex()} {old} {new}")
     emit(f"index {'same' if rows == rebuilt else 'differs'}")
     again.close()
+
+
+def run_ahead(emit: Emit, path: str, seed: int) -> None:
+    """Bring the index to disk with frames that the log does not have there yet, and wait for the end."""
+    rng = random.Random(seed)
+    streams = Streams(Path(path))
+    append = streams.engine.batch_write
+    for number in streams.numbers * 10:
+        append(number, [Record(b"%d" % rng.getrandbits(64), b"k") for _ in range(3)], Durability.WRITTEN)
+    streams.engine.checkpoint()
+    log = streams.engine.lanes[0].log
+    emit(f"synced {log.end}")
+    # Not enough to fill the segment: a complete one is synced.
+    while log.end - log.active_start < SEGMENT_BYTES - 1000:
+        append(rng.choice(streams.numbers), [Record(b"%d" % rng.getrandbits(64), b"k")], Durability.WRITTEN)
+    streams.engine.index.harden()
+    emit(f"ahead {log.end}")
+    threading.Event().wait(60)
+
+
+def check_taken_back(emit: Emit, path: str) -> None:
+    """Open, say where the log ends and whether the index was built again, then compare it with one that is."""
+    real = StreamIndex.wipe
+
+    def wipe(self: StreamIndex) -> None:
+        emit("built again")
+        real(self)
+
+    StreamIndex.wipe = wipe  # type: ignore[method-assign]
+    try:
+        streams = Streams(Path(path))
+    finally:
+        StreamIndex.wipe = real  # type: ignore[method-assign]
+    emit(f"end {streams.engine.lanes[0].log.end}")
+    streams.close()
+    check(emit, path)
 
 
 def _write(emit: Emit, streams: Streams, at: int, stop: threading.Event, rng: random.Random, seed: int) -> None:

@@ -51,6 +51,38 @@ def test_after_power_loss_what_was_confirmed_as_synced_stays(forge: Forge, tmp_p
     _check(forge, path, expectation)
 
 
+@pytest.mark.spec("D3")
+@pytest.mark.promise("P6", "P9")
+@pytest.mark.parametrize("tails", Tails)
+def test_after_power_loss_an_index_ahead_of_its_log_is_taken_back_and_not_built_again(
+    forge: Forge, tmp_path: Path, tails: Tails
+) -> None:
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    path = tmp_path / "base"
+    path.mkdir()
+    disk = PowerLoss(path, tmp_path / "disk")
+    child = forge.start("tests.crash.log_workload:run_ahead", str(path), seed, shim=disk.shim())
+    marks: dict[str, int] = {}
+    try:
+        for line in child.lines(timeout_s=60):
+            name, _, position = line.partition(" ")
+            marks[name] = int(position)
+            if name == "ahead":
+                break
+    finally:
+        child.kill()
+        child.close()
+    left = tmp_path / "left"
+    disk.play(left, tails, random.Random(seed))
+    said = forge.run("tests.crash.log_workload:check_taken_back", str(left))
+    end = next(int(line.split()[1]) for line in said if line.startswith("end "))
+    assert marks["synced"] <= end <= marks["ahead"]
+    assert end < marks["ahead"] or tails is Tails.TORN
+    assert "built again" not in said
+    assert "index same" in said, "\n".join(line for line in said if line.startswith("differs"))
+
+
 def _check(forge: Forge, path: Path, expectation: Expectation) -> None:
     checked = expectation.checks
     assert checked, "every child died before it had opened: the test shows nothing"
