@@ -113,13 +113,16 @@ def test_exchanges_and_bindings_lead_messages(api: ApiClient) -> None:
     api.post(between, {"routing_key": "sport.#"})
     api.post(between, {"routing_key": "sport.#"})
     api.post(between, {"routing_key": "a/b%c", "arguments": {"x": 1}})
-    keys = {each["properties_key"]: each["routing_key"] for each in api.get(between)}
-    assert sorted(keys.values()) == ["a/b%c", "sport.#"]
+    api.post(between, {"routing_key": "a/b%c", "arguments": {"x": 2}})
+    api.post(between)
+    keys = {each["properties_key"]: each for each in api.get(between)}
+    assert sorted(each["routing_key"] for each in keys.values()) == ["", "a/b%c", "a/b%c", "sport.#"]
     body = {"routing_key": "sport.chess", "payload": "move"}
     assert api.post(path("exchanges", "/", "news", "publish"), body) == {"routed": True}
-    for key in keys:
-        assert api.get(path("bindings", "/", "e", "news", "q", "sport", key))["properties_key"] == key
+    for key, shown in keys.items():
+        assert api.get(path("bindings", "/", "e", "news", "q", "sport", key)) == shown
         api.delete(path("bindings", "/", "e", "news", "q", "sport", key))
+        assert shown not in api.get(between)
     assert api.get(between) == []
     assert refused(404, api.delete, path("bindings", "/", "e", "news", "q", "sport", "~"))
     assert "q" in refused(400, api.get, path("bindings", "/", "e", "news", "z", "sport"))

@@ -45,10 +45,12 @@ def test_a_failed_reload_leaves_the_context_as_it_was(tmp_path: Path) -> None:
         shutil.copy(FILES / name, tmp_path)
     settings = Tls(tmp_path / "server.pem", tmp_path / "server.key")
     context = server_context(settings)
-    shutil.copy(FILES / "client.key", tmp_path / "server.key")
-    with pytest.raises(InvalidConfigError):
-        reload_files(context, settings)
-    assert _shown_by(context) == _shown_by(server_context(GOOD))
+    for wrong in ("pem", "key"):
+        shutil.copy(FILES / f"client.{wrong}", tmp_path / f"server.{wrong}")
+        with pytest.raises(InvalidConfigError):
+            reload_files(context, settings)
+        assert _shown_by(context) == _shown_by(server_context(GOOD))
+        shutil.copy(FILES / f"server.{wrong}", tmp_path)
     for name in ("pem", "key"):
         shutil.copy(FILES / f"client.{name}", tmp_path / f"server.{name}")
     reload_files(context, settings)
