@@ -17,7 +17,8 @@ from basaltmq.errors import (
     StoreTooNewError,
 )
 from basaltmq.ids import Ids
-from basaltmq.queues.config import QueueConfig
+from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.queues.draft import Draft
 from basaltmq.queues.lease import Lease
 from basaltmq.queues.message import Message
 from basaltmq.queues.operations import (
@@ -31,10 +32,12 @@ from basaltmq.queues.operations import (
     PutQueue,
     PutState,
 )
+from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.storage import CONTENT, FAMILIES, Storage, StoreStorage
 from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
+from basaltmq.store.commit import GroupCommit
 from basaltmq.store.families import Family
 from basaltmq.store.memory import MemoryStore
 from basaltmq.store.open import open_store
@@ -85,13 +88,7 @@ def message(queue: str = "q", fairness_key: str = "f", enqueued_ns: int = 1, pay
 
 def lease_of(each: Message, expires_ns: int, token: int = 1) -> Lease:
     return Lease(
-        queue=each.queue,
-        message_id=each.id,
-        consumer="c",
-        expires_ns=expires_ns,
-        token=token,
-        fairness_key=each.fairness_key,
-        enqueued_ns=each.enqueued_ns,
+        queue=each.queue, token=token, consumer="c", leased_ns=3, expires_ns=expires_ns, message_keys=(each.key(),)
     )
 
 
@@ -155,19 +152,22 @@ def test_a_list_reads_no_further_than_it_is_walked(setup: Setup) -> None:
 def test_leases_are_found_by_message_and_by_time(setup: Setup) -> None:
     storage = setup.storage
     made = [message(queue) for queue in ("q", "q", "r")]
-    leases = [lease_of(each, at) for at, each in zip((30, 10, 20), made, strict=True)]
-    for lease in leases:
+    leases = [lease_of(each, at, at) for at, each in zip((30, 10, 20), made, strict=True)]
+    for each, lease in zip(made, leases, strict=True):
+        storage.put_message(each)
         storage.put_lease(lease)
     setup.reopen()
     storage = setup.storage
     assert storage.get_lease("q", made[0].id) == leases[0]
     assert storage.get_lease("r", made[0].id) is None
-    assert list(storage.list_leases("q")) == sorted(leases[:2], key=lambda lease: lease.message_id)
+    assert list(storage.list_leases("q")) == [leases[1], leases[0]]
     assert list(storage.list_expired(9)) == []
     assert list(storage.list_expired(20)) == [leases[1], leases[2]]
     assert list(storage.list_expired(1 << 63, from_ns=20)) == [leases[2], leases[0]]
     assert list(storage.list_expired((1 << 64) - 1)) == [leases[1], leases[2], leases[0]]
-    for lease in leases:
+    for each, lease in zip(made, leases, strict=True):
+        storage.delete_message(each.key())
+        assert storage.get_lease(each.queue, each.id) is None
         storage.delete_lease(lease)
     assert setup.rows() == {}
 
@@ -176,15 +176,52 @@ def test_leases_are_found_by_message_and_by_time(setup: Setup) -> None:
 def test_an_extended_lease_expires_at_its_later_time_only(setup: Setup) -> None:
     storage = setup.storage
     each = message()
+    storage.put_message(each)
     storage.put_lease(lease_of(each, 10))
     walk = storage.list_expired(10)
-    longer = lease_of(each, 50, token=2)
+    longer = lease_of(each, 50)
     storage.put_lease(longer, replaces_expires_ns=10)
     assert list(walk) == []
     assert list(storage.list_expired(49)) == []
     assert list(storage.list_expired(50)) == [longer]
     storage.delete_lease(longer)
+    storage.delete_message(each.key())
     assert setup.rows() == {}
+
+
+@pytest.mark.spec("C1", "C2", "E3", "E4")
+def test_what_a_plane_writes_is_read_here_and_what_is_put_here_is_served_by_a_plane(setup: Setup) -> None:
+    commit = GroupCommit(setup.store)
+    plane = QueuePlane(setup.store, commit, clock_ns=lambda: 10**18)
+    for name in ("q", "r"):
+        plane.create(QueueConfig(name=name, durability=Durability.WRITTEN))
+    plane.enqueue("q", [b"small", Draft(payload=b"b" * 9000, ttl_ms=5000), Draft(payload=b"k", fairness_key="k")])
+    plane.publish(["q", "r"], b"s" * 9000)
+    held = plane.lease("q", 2, consumer="me", visibility_ms=1)
+    storage = setup.storage
+    assert [each.payload for each in storage.list_messages("q")] == [b"k", b"small", b"b" * 9000, b"s" * 9000]
+    assert storage.get_message(held[0].key) == held[0].message()
+    (lease,) = storage.list_expired(10**18 + 10**6)
+    assert (lease.token, lease.consumer, lease.queue) == (held[0].token, "me", "q")
+    assert set(lease.message_keys) == {delivery.key for delivery in held}
+    plane.ack("q", held[0].token, [held[0].id])
+    assert storage.get_lease("q", held[0].id) is None
+    rest = storage.get_lease("q", held[1].id)
+    assert rest is not None
+    assert rest.message_keys == (held[1].key,)
+    plane.close()
+    storage.delete_message(next(storage.list_messages("r")).key())
+    added = message("r", "x", 5)
+    storage.put_message(added)
+    storage.delete_queue("q")
+    storage.recount("r")
+    assert list(setup.store.scan(Family.BODIES)) == list(setup.store.scan(Family.CONTENT_REFS)) == []
+    plane = QueuePlane(setup.store, commit, clock_ns=lambda: 10**18)
+    assert plane.stats("r")["messages"] == 1
+    assert [delivery.message() for delivery in plane.lease("r", 9)] == [added]
+    assert {config.name for config in plane.configs()} == {"r"}
+    plane.close()
+    commit.close()
 
 
 @pytest.mark.spec("C1")
@@ -226,8 +263,8 @@ def change_of_every_kind(storage: Storage) -> list[Operation]:
     return [
         PutMessage(fresh),
         DeleteMessage(old.key()),
-        DeleteLease("q", old.id, 5),
-        PutLease(lease_of(fresh, 9)),
+        DeleteLease("q", 1, 5),
+        PutLease(lease_of(fresh, 9, 2)),
         PutQueue(QueueConfig(name="q")),
         PutState("fresh", b"1"),
         DeleteState("old"),
@@ -296,7 +333,7 @@ def test_a_deleted_queue_is_gone_in_one_batch_and_begins_empty_when_made_again(s
         for at in range(5):
             each = message(queue, f"key{at % 2}", at)
             storage.put_message(each)
-            storage.put_lease(lease_of(each, 100 + at))
+            storage.put_lease(lease_of(each, 100 + at, at))
             if queue != "q":
                 kept.append(each)
     setup.store.watch()
@@ -328,9 +365,9 @@ def test_a_queue_with_a_damaged_lease_can_still_be_deleted(setup: Setup) -> None
     storage.put_queue(QueueConfig(name="q"))
     storage.put_lease(lease_of(each, 5))
     batch = Batch()
-    batch.put(Family.LEASES, keys.lease_key("q", each.id), b"?")
+    batch.put(Family.LEASE_CALLS, keys.lease_call_key("q", 1), b"?")
     setup.store.write(batch)
-    with pytest.raises(CorruptionError, match="lease of message"):
+    with pytest.raises(CorruptionError, match="lease 1 of queue 'q' is damaged"):
         storage.get_lease("q", each.id)
     storage.delete_queue("q")
     assert list(storage.list_expired(10)) == []
@@ -363,7 +400,7 @@ def test_threads_share_a_storage(setup: Setup) -> None:
 @pytest.mark.spec("A9")
 def test_a_storage_of_a_later_version_is_refused_by_name_of_both(setup: Setup) -> None:
     batch = Batch()
-    put_version(batch, CONTENT, 3)
+    put_version(batch, CONTENT, 4)
     setup.store.write(batch)
-    with pytest.raises(StoreTooNewError, match="version 3, this Basalt knows up to 2"):
+    with pytest.raises(StoreTooNewError, match="version 4, this Basalt knows up to 3"):
         StoreStorage.open(setup.store)

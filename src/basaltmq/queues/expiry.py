@@ -37,7 +37,7 @@ def watch(queue: Queue, change: Change, expires_ns: int) -> None:
 
 
 def _look_again(queue: Queue, expires_ns: int) -> None:
-    queue.expiry_from_ns = min(queue.expiry_from_ns, expires_ns)
+    queue.expiry_from = min(queue.expiry_from, timed_message_bound(queue.name, expires_ns))
 
 
 def expire(queue: Queue, change: Change, entries: list[Entry]) -> None:
@@ -58,7 +58,7 @@ def expire_due(queue: Queue, change: Change) -> bool:
         change.undo(lambda: queue.backing.put_back(head))
         expire(queue, change, head)
     taken = {e.key for e in head}
-    start = timed_message_bound(queue.name, queue.expiry_from_ns)
+    start = max(queue.expiry_from, timed_message_bound(queue.name, 0))
     end = timed_message_bound(queue.name, now_ns + 1)
     index = [key for key, _ in islice(queue.shared.store.scan(Family.MESSAGE_EXPIRY, start, end), EXPIRE_MAX)]
     message_keys = [message_of(key)[0] for key in index]
@@ -72,10 +72,10 @@ def expire_due(queue: Queue, change: Change) -> bool:
         queue.touch(change)
         queue.stats.expired += len(waiting)
         bury(queue, change, waiting, EXPIRED, waiting=True)
-    if len(index) < EXPIRE_MAX:
-        change.after(lambda: _looked(queue, now_ns + 1))
+    after = end if len(index) < EXPIRE_MAX else index[-1] + b"\0"
+    change.after(lambda: _looked(queue, after))
     return len(head) == EXPIRE_MAX or len(index) == EXPIRE_MAX
 
 
-def _looked(queue: Queue, from_ns: int) -> None:
-    queue.expiry_from_ns = from_ns
+def _looked(queue: Queue, after: bytes) -> None:
+    queue.expiry_from = after

@@ -1,78 +1,46 @@
-"""A lease: a message is with a consumer until a time (SPEC C2).
+"""A lease as `Storage` shows it (SPEC C1, C2): the messages of one lease call, with whom they are, and until when.
 
-    | layout u8 | expires ns u64 | token u64 | enqueued ns u64 | consumer bytes u16 | fairness key bytes u16 |
-    | consumer | fairness key |
-
-`token` fences: it grows with every lease, and an answer with another one is refused. Fairness key and time complete
-the message's key, so that an acknowledgement by id finds its message with one read, also after a restart. The family
-`lease_expiry` holds the same leases by time.
+The row is that of leases.py, which the plane writes: one per call, whatever the number of messages. A message that was
+acked is gone from `messages` and stays named in the row; so the messages of a lease are those named that still exist.
+What a consumer holds without a row (leases.py, FOREVER) is in the plane's memory only and not seen here.
 """
 
 from __future__ import annotations
 
-import struct
-from struct import Struct
-from typing import Final
-
 import msgspec
 
-from basaltmq.errors import CorruptionError, InvalidArgumentError
+from basaltmq.queues.backing import Entry
+from basaltmq.queues.leases import LeaseCall, decode_lease_call, encode_lease_call
 from basaltmq.store import keys
-
-LAYOUT: Final = 2
-_HEAD: Final = Struct(">BQQQHH")
 
 
 class Lease(msgspec.Struct, kw_only=True, frozen=True, gc=False):
-    """Who has a message, until when."""
+    """Who has which messages of a queue, until when. `token` fences: it grows with every lease of the store."""
 
     queue: str
-    message_id: bytes
-    consumer: str
-    expires_ns: int
     token: int
-    fairness_key: str
-    enqueued_ns: int
+    consumer: str
+    leased_ns: int
+    expires_ns: int
+    message_keys: tuple[bytes, ...]
 
-    def message_key(self) -> bytes:
-        """Where the leased message is kept."""
-        return keys.message_key(self.queue, self.fairness_key, self.enqueued_ns, self.message_id)
+    def has(self, message_id: bytes) -> bool:
+        return any(key[-16:] == message_id for key in self.message_keys)
 
 
 def encode_lease(lease: Lease) -> bytes:
-    consumer = keys.lp(lease.consumer)[2:]
-    fairness_key = keys.lp(lease.fairness_key)[2:]
-    try:
-        head = _HEAD.pack(LAYOUT, lease.expires_ns, lease.token, lease.enqueued_ns, len(consumer), len(fairness_key))
-    except struct.error:
-        raise InvalidArgumentError(
-            f"the lease of message {lease.message_id.hex()} has a time or token outside 64 bits"
-        ) from None
-    return head + consumer + fairness_key
+    entries = {key[-16:]: Entry(key, b"", 0) for key in lease.message_keys}
+    call = LeaseCall(lease.token, lease.consumer, lease.leased_ns, lease.expires_ns, entries)
+    return encode_lease_call(call, len(keys.lp(lease.queue)))
 
 
-def decode_lease(queue: str, message_id: bytes, row: bytes) -> Lease:
-    if len(row) < _HEAD.size or row[0] != LAYOUT:
-        raise _damaged(queue, message_id, row)
-    _, expires_ns, token, enqueued_ns, consumer_bytes, fairness_bytes = _HEAD.unpack_from(row)
-    middle = _HEAD.size + consumer_bytes
-    if middle + fairness_bytes != len(row):
-        raise _damaged(queue, message_id, row)
-    try:
-        consumer = row[_HEAD.size : middle].decode()
-        fairness_key = row[middle:].decode()
-    except UnicodeDecodeError:
-        raise _damaged(queue, message_id, row) from None
+def decode_lease(queue: str, token: int, row: bytes) -> Lease:
+    call, message_keys = decode_lease_call(queue, token, row)
     return Lease(
         queue=queue,
-        message_id=message_id,
-        consumer=consumer,
-        expires_ns=expires_ns,
         token=token,
-        fairness_key=fairness_key,
-        enqueued_ns=enqueued_ns,
+        consumer=call.consumer,
+        leased_ns=call.leased_ns,
+        expires_ns=call.expires_ns,
+        message_keys=tuple(message_keys),
     )
-
-
-def _damaged(queue: str, message_id: bytes, row: bytes) -> CorruptionError:
-    return CorruptionError(f"the lease of message {message_id.hex()} in queue {queue!r} is damaged ({len(row)} bytes)")

@@ -7,12 +7,13 @@ is around every call.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final
 
-from basaltmq.errors import QueueNotFoundError
+from basaltmq.errors import QueueNotFoundError, ScriptError
 from basaltmq.queues import timers
 from basaltmq.queues.backing import BackingQueue
 from basaltmq.queues.change import Change
@@ -34,6 +35,8 @@ LOADED_MAX: Final = 4096
 
 EVICT_LOOK_MAX: Final = 16
 """Queues looked at per operation to find one that can be let go."""
+
+_log = logging.getLogger("basaltmq")
 
 
 class LoadedQueues:
@@ -131,7 +134,11 @@ class LoadedQueues:
 
         backing: BackingQueue = PriorityQueue(name, fair, discover) if config.priorities_max else fair(discover)
         queue = Queue(shared, config, stats, leases, backing, account, self._clock_ns())
-        queue.hooks = self.hooks(config)
+        try:
+            queue.hooks = self.hooks(config)
+        except ScriptError as error:
+            # Refused where a queue is made or altered; one found on disk must not keep its messages out of reach.
+            _log.error("a script of queue %r cannot be used, defaults apply: %s", name, error)
         return queue
 
     def unload(self, name: str) -> None:

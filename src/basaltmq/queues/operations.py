@@ -47,7 +47,7 @@ class PutMessages(msgspec.Struct, frozen=True):
 
 
 class DeleteMessage(msgspec.Struct, frozen=True, gc=False):
-    """Delete the message at a key (`Message.key`, `Lease.message_key`)."""
+    """Delete the row of a message whose body is in it, at a key (`Message.key`)."""
 
     key: bytes
 
@@ -56,7 +56,7 @@ class DeleteMessage(msgspec.Struct, frozen=True, gc=False):
 
 
 class PutLease(msgspec.Struct, frozen=True, gc=False):
-    """Store a lease; `replaces_expires_ns` is the time the message's lease stood under, if there is one."""
+    """Store a lease; `replaces_expires_ns` is the time it stood under, if it did."""
 
     lease: Lease
     replaces_expires_ns: int | None = None
@@ -64,22 +64,23 @@ class PutLease(msgspec.Struct, frozen=True, gc=False):
     def add_to(self, batch: Batch) -> None:
         lease = self.lease
         if self.replaces_expires_ns is not None:
-            old = keys.lease_expiry_key(self.replaces_expires_ns, lease.queue, lease.message_id)
-            batch.delete(Family.LEASE_EXPIRY, old)
-        batch.put(Family.LEASES, keys.lease_key(lease.queue, lease.message_id), encode_lease(lease))
-        batch.put(Family.LEASE_EXPIRY, keys.lease_expiry_key(lease.expires_ns, lease.queue, lease.message_id), b"")
+            old = keys.lease_call_expiry_key(self.replaces_expires_ns, lease.queue, lease.token)
+            batch.delete(Family.LEASE_CALL_EXPIRY, old)
+        batch.put(Family.LEASE_CALLS, keys.lease_call_key(lease.queue, lease.token), encode_lease(lease))
+        expiry = keys.lease_call_expiry_key(lease.expires_ns, lease.queue, lease.token)
+        batch.put(Family.LEASE_CALL_EXPIRY, expiry, b"")
 
 
 class DeleteLease(msgspec.Struct, frozen=True, gc=False):
-    """Delete a message's lease, which stands under `expires_ns`."""
+    """Delete a lease, which stands under `expires_ns`. Its messages are ready again."""
 
     queue: str
-    message_id: bytes
+    token: int
     expires_ns: int
 
     def add_to(self, batch: Batch) -> None:
-        batch.delete(Family.LEASES, keys.lease_key(self.queue, self.message_id))
-        batch.delete(Family.LEASE_EXPIRY, keys.lease_expiry_key(self.expires_ns, self.queue, self.message_id))
+        batch.delete(Family.LEASE_CALLS, keys.lease_call_key(self.queue, self.token))
+        batch.delete(Family.LEASE_CALL_EXPIRY, keys.lease_call_expiry_key(self.expires_ns, self.queue, self.token))
 
 
 class PutQueue(msgspec.Struct, frozen=True):

@@ -58,8 +58,8 @@ class Queue:
         "backing",
         "config",
         "default_prefix",
-        "delayed_from_ns",
-        "expiry_from_ns",
+        "delayed_from",
+        "expiry_from",
         "has_returned",
         "has_unsaved",
         "hooks",
@@ -93,8 +93,8 @@ class Queue:
         self.used_ns = now_ns
         self.hooks: QueueHooks | None = None
         self.throttling: Throttling | None = None
-        self.delayed_from_ns = 0
-        self.expiry_from_ns = 0
+        self.delayed_from = b""
+        self.expiry_from = b""
         self._raise_floor_at = stats.acked + FLOOR_EVERY
         self.has_returned = False
         self.has_unsaved = False

@@ -1,11 +1,15 @@
-"""What the queue plane stores (SPEC C1, C2): messages, leases, queue configurations, runtime state.
+"""What the queue plane stores (SPEC C1, C2), row by row: messages, leases, queue configurations, runtime state.
 
-`Storage` is the interface, `StoreStorage` its implementation on any `Store`, so on disk and in memory alike. Writes
-go as typed operations, many in one batch; the single-row methods are the same with one operation. All writes survive
-a process crash on return; whoever confirms one to a client waits for the store's sync (`batch_of` and a group commit).
-Lists are iterators from a cursor: they hold one row, see the moment they began, and never start at tombstones that
-the caller's cursor has passed. Rules above single rows (does the queue exist, is the token the current one) are the
-plane's. Safe to share between threads.
+`Storage` is the interface, `StoreStorage` its implementation on any `Store`, so on disk and in memory alike. It is a
+view of the rows the plane itself lives on: what the plane enqueues and leases is read here, bodies kept apart included,
+and what is put here is there when the plane is opened. Writes go as typed operations, many in one batch; the single-row
+methods are the same with one operation. All writes survive a process crash on return; whoever confirms one to a client
+waits for the store's sync (`batch_of` and a group commit). Lists are iterators from a cursor: they hold one row, see
+the moment they began, and never start at tombstones that the caller's cursor has passed.
+
+Rules above single rows (does the queue exist, is the token the current one) are the plane's, and so are its counts: it
+does not know of what is written here while it is open, and `recount` brings a queue's counts in line while it is not.
+Safe to share between threads.
 """
 
 from __future__ import annotations
@@ -13,14 +17,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
+import msgspec
+
 from basaltmq.errors import CorruptionError, InvalidArgumentError, QueueNotFoundError
-from basaltmq.queues import upgrade
+from basaltmq.queues import rows, upgrade
+from basaltmq.queues.backing import APART, TIMED, Entry
+from basaltmq.queues.change import Change
 from basaltmq.queues.config import QueueConfig, decode_config
+from basaltmq.queues.content import Content
 from basaltmq.queues.lease import Lease, decode_lease
-from basaltmq.queues.message import Message, decode_row
+from basaltmq.queues.message import Message
 from basaltmq.queues.operations import (
     DeleteLease,
-    DeleteMessage,
     DeleteState,
     Operation,
     PutLease,
@@ -28,6 +36,7 @@ from basaltmq.queues.operations import (
     PutQueue,
     PutState,
 )
+from basaltmq.queues.removal import BY_QUEUE
 from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
@@ -35,8 +44,10 @@ from basaltmq.store.families import Family
 from basaltmq.store.versions import bring_up_to_date
 
 CONTENT: Final = "queue_storage"
-VERSION: Final = 2
-FAMILIES: Final = (Family.MESSAGES, Family.LEASES, Family.LEASE_EXPIRY, Family.QUEUES, Family.STATE)
+VERSION: Final = 3
+FAMILIES: Final = (Family.MESSAGES, Family.LEASE_CALLS, Family.LEASE_CALL_EXPIRY, Family.QUEUES, Family.STATE)
+_FOUND_IN: Final = (*FAMILIES, Family.LEASES, Family.LEASE_EXPIRY)
+"""Families in which something is if the storage is not new, those of earlier versions included."""
 
 
 class Storage(Protocol):
@@ -70,7 +81,9 @@ class Storage(Protocol):
 
     def put_lease(self, lease: Lease, *, replaces_expires_ns: int | None = None) -> None: ...
 
-    def get_lease(self, queue: str, message_id: bytes) -> Lease | None: ...
+    def get_lease(self, queue: str, message_id: bytes) -> Lease | None:
+        """The lease a message is under. Looks through the leases of its queue."""
+        ...
 
     def delete_lease(self, lease: Lease) -> None: ...
 
@@ -90,6 +103,10 @@ class Storage(Protocol):
         """Delete a queue with its messages, leases and configuration in one batch."""
         ...
 
+    def recount(self, name: str) -> None:
+        """Count what is in a queue anew, for the plane that is opened next."""
+        ...
+
     def put_state(self, name: str, value: bytes) -> None: ...
 
     def get_state(self, name: str) -> bytes | None: ...
@@ -104,11 +121,13 @@ class StoreStorage:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._content = Content(store)
 
     @classmethod
     def open(cls, store: Store) -> StoreStorage:
         """Bring what is stored up to date, and open it."""
-        bring_up_to_date(store, CONTENT, VERSION, {1: upgrade.from_version_1}, FAMILIES)
+        upgrades = {1: upgrade.from_version_1, 2: upgrade.from_version_2}
+        bring_up_to_date(store, CONTENT, VERSION, upgrades, _FOUND_IN)
         return cls(store)
 
     def write_batch(self, operations: Iterable[Operation]) -> None:
@@ -125,14 +144,34 @@ class StoreStorage:
 
     def get_message(self, key: bytes) -> Message | None:
         row = self._store.get(Family.MESSAGES, key)
-        return None if row is None else decode_row(key, row)
+        return None if row is None else self._open(key, row)
 
     def get_messages(self, message_keys: list[bytes]) -> list[Message | None]:
-        rows = self._store.get_many(Family.MESSAGES, message_keys)
-        return [None if row is None else decode_row(key, row) for key, row in zip(message_keys, rows, strict=True)]
+        found = self._store.get_many(Family.MESSAGES, message_keys)
+        return [None if row is None else self._open(key, row) for key, row in zip(message_keys, found, strict=True)]
+
+    def _open(self, key: bytes, row: bytes) -> Message:
+        entry = rows.read_entry(key, row)
+        return rows.open_row(key, row, self._content.get(entry) if entry.flags & APART else None)
 
     def delete_message(self, key: bytes) -> None:
-        self.write_batch((DeleteMessage(key),))
+        row = self._store.get(Family.MESSAGES, key)
+        if row is None:
+            return
+        change = Change(0)
+        change.batch.delete(Family.MESSAGES, key)
+        self._release(change, [rows.read_entry(key, row)])
+        self._store.write(change.batch)
+
+    def _release(self, change: Change, entries: Iterable[Entry]) -> None:
+        """Delete what messages have beside their rows."""
+        apart: list[tuple[bytes, bytes, int]] = []
+        for entry in entries:
+            if entry.flags & TIMED:
+                change.batch.delete(Family.MESSAGE_EXPIRY, keys.timed_of(entry.key, entry.expires_ns))
+            if entry.flags & APART:
+                apart.append((rows.body_of(entry.row), entry.key[-16:], entry.flags))
+        self._content.release(change, apart)
 
     def list_messages(
         self, queue: str, fairness_key: str | None = None, *, after: bytes | None = None
@@ -143,7 +182,7 @@ class StoreStorage:
             if not after.startswith(prefix):
                 raise InvalidArgumentError(f"the cursor {after[:48].hex()} is of another queue or fairness key")
             start = after + b"\0"
-        return (decode_row(key, row) for key, row in self._store.scan(Family.MESSAGES, start, end))
+        return (self._open(key, row) for key, row in self._store.scan(Family.MESSAGES, start, end))
 
     def list_fairness_keys(self, queue: str, *, after: str | None = None) -> Iterator[str]:
         start, end = keys.prefix_range(keys.message_prefix(queue))
@@ -161,25 +200,36 @@ class StoreStorage:
         self.write_batch((PutLease(lease, replaces_expires_ns),))
 
     def get_lease(self, queue: str, message_id: bytes) -> Lease | None:
-        row = self._store.get(Family.LEASES, keys.lease_key(queue, message_id))
-        return None if row is None else decode_lease(queue, message_id, row)
+        for lease in self.list_leases(queue):
+            if lease.has(message_id):
+                return lease
+        return None
 
     def delete_lease(self, lease: Lease) -> None:
-        self.write_batch((DeleteLease(lease.queue, lease.message_id, lease.expires_ns),))
+        self.write_batch((DeleteLease(lease.queue, lease.token, lease.expires_ns),))
 
     def list_leases(self, queue: str) -> Iterator[Lease]:
-        start, end = keys.prefix_range(keys.lp(queue))
-        for key, row in self._store.scan(Family.LEASES, start, end):
-            yield decode_lease(*keys.decode_lease_key(key), row)
+        for key, row in self._store.scan(Family.LEASE_CALLS, *keys.prefix_range(keys.lease_call_prefix(queue))):
+            yield self._lease(*keys.decode_lease_call_key(key), row)
+
+    def _lease(self, queue: str, token: int, row: bytes) -> Lease:
+        """A lease with those of its messages that are not done."""
+        lease = decode_lease(queue, token, row)
+        found = self._store.get_many(Family.MESSAGES, list(lease.message_keys))
+        alive = tuple(key for key, each in zip(lease.message_keys, found, strict=True) if each is not None)
+        return msgspec.structs.replace(lease, message_keys=alive)
 
     def list_expired(self, now_ns: int, *, from_ns: int = 0) -> Iterator[Lease]:
         start = keys.lease_expiry_bound(from_ns)
         end = keys.prefix_range(keys.lease_expiry_bound(now_ns))[1]
-        for key, _ in self._store.scan(Family.LEASE_EXPIRY, start, end):
-            expires_ns, queue, message_id = keys.decode_lease_expiry_key(key)
-            lease = self.get_lease(queue, message_id)
+        for key, _ in self._store.scan(Family.LEASE_CALL_EXPIRY, start, end):
+            expires_ns, queue, token = keys.decode_lease_call_expiry_key(key)
+            row = self._store.get(Family.LEASE_CALLS, keys.lease_call_key(queue, token))
+            if row is None:
+                continue
+            lease = self._lease(queue, token, row)
             # The walk sees the moment it began; a lease that was answered or extended since is not expired.
-            if lease is not None and lease.expires_ns == expires_ns:
+            if lease.expires_ns == expires_ns:
                 yield lease
 
     def put_queue(self, config: QueueConfig) -> None:
@@ -198,25 +248,33 @@ class StoreStorage:
         key = keys.queue_key(name)
         if self._store.get(Family.QUEUES, key) is None:
             raise QueueNotFoundError(f"there is no queue {name!r}")
-        batch = Batch()
-        for family in (Family.MESSAGES, Family.LEASES):
-            start, end = keys.prefix_range(keys.lp(name))
-            assert end is not None
-            batch.delete_range(family, start, end)
-        for expires_ns, message_id in self._lease_times(name):
-            batch.delete(Family.LEASE_EXPIRY, keys.lease_expiry_key(expires_ns, name, message_id))
-        batch.delete(Family.QUEUES, key)
-        self._store.write(batch)
+        change = Change(0)
+        for family in (Family.MESSAGES, Family.DELAYED):
+            entries = upgrade.entries_of(self._store, name, family)
+            self._release(change, [entry for entry in entries if entry.flags & APART])
+        start, end = keys.prefix_range(keys.lp(name))
+        assert end is not None
+        for expires_ns, token in self._lease_times(name):
+            change.batch.delete(Family.LEASE_CALL_EXPIRY, keys.lease_call_expiry_key(expires_ns, name, token))
+        for family in BY_QUEUE:
+            change.batch.delete_range(family, start, end)
+        change.batch.delete(Family.QUEUE_STATS, keys.queue_stats_key(name))
+        change.batch.delete(Family.QUEUES, key)
+        self._store.write(change.batch)
 
-    def _lease_times(self, queue: str) -> Iterator[tuple[int, bytes]]:
-        start, end = keys.prefix_range(keys.lp(queue))
-        for key, row in self._store.scan(Family.LEASES, start, end):
+    def _lease_times(self, queue: str) -> Iterator[tuple[int, int]]:
+        for key, row in self._store.scan(Family.LEASE_CALLS, *keys.prefix_range(keys.lease_call_prefix(queue))):
+            token = keys.decode_lease_call_key(key)[1]
             try:
-                lease = decode_lease(*keys.decode_lease_key(key), row)
+                yield decode_lease(queue, token, row).expires_ns, token
             except CorruptionError:
                 # Its row goes with the range; its index row leads nowhere, and `list_expired` skips it.
                 continue
-            yield lease.expires_ns, lease.message_id
+
+    def recount(self, name: str) -> None:
+        batch = Batch()
+        upgrade.count(self._store, name, batch)
+        self._store.write(batch)
 
     def put_state(self, name: str, value: bytes) -> None:
         self.write_batch((PutState(name, value),))

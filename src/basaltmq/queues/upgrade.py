@@ -1,14 +1,18 @@
-"""Queue storage from version 1, the layout of its model, to version 2 (SPEC A9).
+"""Queue storage of earlier versions (SPEC A9).
 
     version 1   message       key lp(queue) ':' lp(fairness key) ':' enqueued ns u64 ':' id (16)   value JSON
                 lease         key lp(queue) ':' id (16)              value lp(consumer) ':' expires ns u64
                 lease expiry  key expires ns u64 ':' lp(queue) ':' id (16)                         value empty
                 queue         key name                               value JSON
                 state         key name                               value as it is
+    version 2   leases in rows of their own, one per message (lease_v2.py); counts only where a plane had made them
+    version 3   leases per call (leases.py); counts of every queue
 
-No version row. The steps can be made again after a crash at any point: a message or queue of version 1 begins with a
-brace, a lease has a key one byte longer than one of version 2, and the expiry index is made again from the leases.
-A lease of version 1 has no token: it gets 0, which every later lease is above. One without its message is dropped.
+Version 1 has no version row. The steps can be made again after a crash at any point: a message or queue of version 1
+begins with a brace, a lease has a key one byte longer than one of version 2, and the expiry index is made again from
+the leases. A lease of version 1 has no token: it gets 0, which every later lease is above. One without its message is
+dropped. A lease of version 2 becomes a call of one message, with a token below those of any boot; the batch that puts
+the one deletes the other.
 """
 
 from __future__ import annotations
@@ -20,9 +24,13 @@ from uuid import UUID
 import msgspec
 
 from basaltmq.errors import BasaltError, CorruptionError
+from basaltmq.queues import rows
+from basaltmq.queues.backing import APART, Entry
 from basaltmq.queues.config import QueueConfig, encode_config
-from basaltmq.queues.lease import Lease, decode_lease, encode_lease
+from basaltmq.queues.lease_v2 import Lease, decode_lease, encode_lease
+from basaltmq.queues.leases import LeaseCall, encode_lease_call
 from basaltmq.queues.message import Message, check_message, encode_row
+from basaltmq.queues.stats import QueueStats
 from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
@@ -30,6 +38,9 @@ from basaltmq.store.families import Family
 
 BATCH_BYTES: Final = 8 << 20
 """Rows of this size are written together: a few milliseconds each, and bounded memory."""
+
+FIRST_BOOT: Final = 1 << 40
+"""The tokens of leases begin here (leases.py)."""
 
 _BRACE: Final = b"{"
 _COLON: Final = b":"
@@ -160,6 +171,69 @@ def _expiry(store: Store) -> Iterator[Batch]:
         lease = decode_lease(*keys.decode_lease_key(key), row)
         batch.put(Family.LEASE_EXPIRY, keys.lease_expiry_key(lease.expires_ns, lease.queue, lease.message_id), b"")
     yield batch
+
+
+def from_version_2(store: Store) -> Iterator[Batch]:
+    yield from _lease_calls(store)
+    batch = Batch()
+    batch.delete_range(Family.LEASE_EXPIRY, b"", b"\xff" * 9)
+    yield batch
+    for key, _ in store.scan(Family.QUEUES):
+        name = keys.decode_queue_key(key)
+        if store.get(Family.QUEUE_STATS, keys.queue_stats_key(name)) is None:
+            batch = Batch()
+            count(store, name, batch)
+            yield batch
+    yield Batch()
+
+
+def _lease_calls(store: Store) -> Iterator[Batch]:
+    token = _last_token(store)
+    batch = Batch()
+    for key, row in store.scan(Family.LEASES):
+        old = decode_lease(*keys.decode_lease_key(key), row)
+        batch.delete(Family.LEASES, key)
+        message_key = old.message_key()
+        if store.get(Family.MESSAGES, message_key) is not None:
+            token += 1
+            call = LeaseCall(token, old.consumer, 0, old.expires_ns, {old.message_id: Entry(message_key, b"", 0)})
+            encoded = encode_lease_call(call, len(keys.lp(old.queue)))
+            batch.put(Family.LEASE_CALLS, keys.lease_call_key(old.queue, token), encoded)
+            batch.put(Family.LEASE_CALL_EXPIRY, keys.lease_call_expiry_key(old.expires_ns, old.queue, token), b"")
+        if batch.size_bytes() >= BATCH_BYTES:
+            yield batch
+            batch = Batch()
+    yield batch
+
+
+def _last_token(store: Store) -> int:
+    """The last token below those of any boot that was given out: tokens are of the whole store."""
+    found = (keys.decode_lease_call_key(key)[1] for key, _ in store.scan(Family.LEASE_CALLS))
+    return max((token for token in found if token < FIRST_BOOT), default=0)
+
+
+def entries_of(store: Store, queue: str, family: Family) -> Iterator[Entry]:
+    """Every message a queue has in `messages` or `delayed`."""
+    for key, row in store.scan(family, *keys.prefix_range(keys.lp(queue))):
+        yield rows.read_entry(key if family is Family.MESSAGES else keys.message_of(key)[0], row)
+
+
+def count(store: Store, queue: str, batch: Batch) -> None:
+    """Put the counts of a queue as its rows tell them; totals are kept, or begin with what is there."""
+    row = store.get(Family.QUEUE_STATS, keys.queue_stats_key(queue))
+    stats = QueueStats() if row is None else QueueStats.decode(queue, row)
+    # Below the floor of a queue that was deleted under this name are rows that wait to be taken away (reclaim.py).
+    floor = store.get(Family.DELETED_QUEUES, keys.deleted_queue_key(queue)) or bytes(8)
+    ready, waiting = (
+        [(e.size_bytes, bool(e.flags & APART)) for e in entries_of(store, queue, family) if e.key[-24:-16] >= floor]
+        for family in (Family.MESSAGES, Family.DELAYED)
+    )
+    stats.messages, stats.size_bytes = len(ready), sum(size for size, _ in ready)
+    stats.delayed, stats.delayed_bytes = len(waiting), sum(size for size, _ in waiting)
+    stats.apart = sum(is_apart for _, is_apart in ready + waiting)
+    stats.enqueued = max(stats.enqueued, stats.messages + stats.delayed)
+    stats.floor_ns = int.from_bytes(floor, "big")
+    batch.put(Family.QUEUE_STATS, keys.queue_stats_key(queue), stats.encode())
 
 
 def _upgraded(kind: type[Any], row: bytes, what: str) -> Any:

@@ -206,7 +206,7 @@ def test_space_comes_back_while_one_message_in_a_hundred_stays(tmp_path: Path) -
         plane.ack("q", held[0].token, [d.id for d in held[2:]])
         pinned += 2 * len(body)
         sizes.append(size_of(tmp_path / "store"))
-    store.flush()
+    store.compact()
     sizes.append(size_of(tmp_path / "store"))
     live = plane.stats("q")["size_bytes"]
     plane.close()
@@ -214,8 +214,9 @@ def test_space_comes_back_while_one_message_in_a_hundred_stays(tmp_path: Path) -
     store.close()
     assert live == pinned
     print(f"written {written / MIB:.0f} MiB, live {live / MIB:.1f} MiB, on disk {[round(s / MIB) for s in sizes]} MiB")
-    assert max(sizes) < 192 * MIB < written
-    assert sizes[-1] < 64 * MIB
+    # By itself it goes up and down well below what was written (seen: 170 of 375 MiB); all of it can be had back.
+    assert max(sizes) < written * 3 // 4
+    assert sizes[-1] < 32 * MIB
 
 
 def size_of(path: Path) -> int:

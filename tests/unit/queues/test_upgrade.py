@@ -1,4 +1,4 @@
-"""Queue storage of version 1, as found on disk, becomes one of version 2 with all it held."""
+"""Queue storage of earlier versions, as found on disk, becomes one of today with all it held."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ from tests.fixtures.queue_storage_v1_make import ARCHIVE, EXPIRES_NS, MESSAGES, 
 
 from basaltmq.errors import CorruptionError, StoreStalledError
 from basaltmq.queues import upgrade
-from basaltmq.queues.config import QueueConfig
+from basaltmq.queues.config import QueueConfig, encode_config
 from basaltmq.queues.lease import Lease
-from basaltmq.queues.message import Message
+from basaltmq.queues.lease_v2 import Lease as LeaseV2
+from basaltmq.queues.lease_v2 import encode_lease
+from basaltmq.queues.message import Message, encode_row
+from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.storage import CONTENT, VERSION, StoreStorage
+from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
+from basaltmq.store.commit import GroupCommit
 from basaltmq.store.families import Family
 from basaltmq.store.memory import MemoryStore
 from basaltmq.store.open import open_store
-from basaltmq.store.versions import read_version
+from basaltmq.store.versions import put_version, read_version
 
 
 def expected_messages() -> list[Message]:
@@ -57,23 +62,18 @@ def check(store: Store) -> None:
             visibility_timeout_ms=queue["visibility_timeout_ms"],  # type: ignore[arg-type]
             dead_letter_queue=queue["dlq_queue_id"],  # type: ignore[arg-type]
         )
-    leases = [
-        Lease(
-            queue=messages[at].queue,
-            message_id=messages[at].id,
-            consumer="consumer-1",
-            expires_ns=expires_ns,
-            token=0,
-            fairness_key=messages[at].fairness_key,
-            enqueued_ns=messages[at].enqueued_ns,
-        )
-        for at, expires_ns in EXPIRES_NS.items()
+    leases = list(storage.list_expired(1 << 63))
+    assert [(lease.expires_ns, lease.consumer) for lease in leases] == [
+        (expires_ns, "consumer-1") for expires_ns in EXPIRES_NS.values()
     ]
-    assert list(storage.list_expired(1 << 63)) == leases
-    assert [storage.get_message(lease.message_key()) for lease in leases] == [messages[at] for at in EXPIRES_NS]
+    assert [storage.get_messages(list(lease.message_keys)) for lease in leases] == [[messages[at]] for at in EXPIRES_NS]
+    assert all(0 < lease.token < 1 << 40 for lease in leases)
     assert dict(storage.list_state()) == STATE
-    counts = {family: len(list(store.scan(family))) for family in (Family.MESSAGES, Family.LEASES, Family.LEASE_EXPIRY)}
-    assert counts == {Family.MESSAGES: 5, Family.LEASES: 2, Family.LEASE_EXPIRY: 2}
+    counts = {family: len(list(store.scan(family))) for family in COUNTED}
+    assert counts == dict(zip(COUNTED, (5, 0, 0, 2, 2), strict=True))
+
+
+COUNTED = (Family.MESSAGES, Family.LEASES, Family.LEASE_EXPIRY, Family.LEASE_CALLS, Family.LEASE_CALL_EXPIRY)
 
 
 @pytest.mark.spec("A9")
@@ -83,6 +83,32 @@ def test_a_real_store_of_version_1_is_upgraded_with_all_it_held(tmp_path: Path) 
         store = open_store(path, create=False)
         check(store)
         store.close()
+    serve(path)
+
+
+def serve(path: Path) -> None:
+    """What was upgraded is what a plane hands out: the leases of the past lapse, and then everything is delivered."""
+    store = open_store(path, create=False)
+    commit = GroupCommit(store)
+    plane = QueuePlane(store, commit)
+    messages = expected_messages()
+    for key in STATE:
+        # Its throttles hold messages back, which is not what this is about.
+        plane.delete_setting(key)
+    for queue in QUEUES:
+        name = str(queue["name"])
+        assert plane.stats(name)["messages"] == len([each for each in messages if each.queue == name])
+    while (deadline := plane.run_due(1 << 62)) is not None and deadline <= 1 << 62:
+        pass
+    found: list[bytes] = []
+    for config in plane.configs():
+        while held := plane.lease(config.name, 10):
+            found += [delivery.payload for delivery in held]
+            plane.ack(config.name, held[0].token)
+    assert sorted(found) == sorted(each.payload for each in messages)
+    plane.close()
+    commit.close()
+    store.close()
 
 
 @pytest.mark.spec("A9")
@@ -121,3 +147,55 @@ def test_a_row_that_cannot_be_read_stops_the_upgrade_by_name(family: Family, val
     with pytest.raises(CorruptionError, match="version 1 cannot be read"):
         StoreStorage.open(store)
     assert store.get(family, b"key") == value
+
+
+@pytest.mark.spec("A9")
+@pytest.mark.promise("P2")
+def test_leases_of_version_2_become_calls_wherever_the_upgrade_is_interrupted() -> None:
+    messages = [
+        Message(id=bytes(15) + bytes([at]), queue=queue, payload=b"p", enqueued_ns=at)
+        for at, queue in enumerate("aaabb")
+    ]
+
+    def made() -> WatchedStore:
+        batch = Batch()
+        put_version(batch, CONTENT, 2)
+        for name in "ab":
+            batch.put(Family.QUEUES, keys.queue_key(name), encode_config(QueueConfig(name=name)))
+        for each in messages:
+            batch.put(Family.MESSAGES, each.key(), encode_row(each))
+            lease = LeaseV2(
+                queue=each.queue,
+                message_id=each.id,
+                consumer="c",
+                expires_ns=100 + each.enqueued_ns,
+                token=0,
+                fairness_key=each.fairness_key,
+                enqueued_ns=each.enqueued_ns,
+            )
+            batch.put(Family.LEASES, keys.lease_key(each.queue, each.id), encode_lease(lease))
+            expiry = keys.lease_expiry_key(lease.expires_ns, each.queue, each.id)
+            batch.put(Family.LEASE_EXPIRY, expiry, b"")
+        batch.delete(Family.MESSAGES, messages[1].key())
+        store = WatchedStore(MemoryStore())
+        store.inner.write(batch)
+        return store
+
+    with patch.object(upgrade, "BATCH_BYTES", 1):
+        for fail_at in range(50):
+            store = made()
+            store.watch(fail_at)
+            try:
+                storage = StoreStorage.open(store)
+                is_whole = True
+            except StoreStalledError:
+                storage = StoreStorage.open(store)
+                is_whole = False
+            leases = list(storage.list_expired(1000))
+            assert [lease.expires_ns for lease in leases] == [100, 102, 103, 104]
+            assert [lease.message_keys for lease in leases] == [(messages[at].key(),) for at in (0, 2, 3, 4)]
+            assert len({lease.token for lease in leases}) == 4
+            assert isinstance(leases[0], Lease)
+            if is_whole:
+                break
+        assert 3 < fail_at < 49

@@ -1,4 +1,4 @@
-"""Lease rows come back as they went in, and damaged ones are told."""
+"""Lease rows of version 2 come back as they went in, and damaged ones are told."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from basaltmq.errors import CorruptionError, InvalidArgumentError
-from basaltmq.queues.lease import Lease, decode_lease, encode_lease
+from basaltmq.queues.lease_v2 import Lease, decode_lease, encode_lease
 from basaltmq.store import keys
 
 U64 = st.integers(0, (1 << 64) - 1)
