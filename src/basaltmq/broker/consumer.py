@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 UNLIMITED: Final = 1 << 62
 """The credit of a consumer without a limit."""
 
+LINE_SLACK: Final = 16
+"""Consumers that left and may still stand in a line, beside as many as are there."""
+
 
 class Delivered(Protocol):
     """A message handed to a consumer: the queue plane's Delivery, or a stream's."""
@@ -42,6 +45,10 @@ class Delivered(Protocol):
 
     @property
     def payload(self) -> bytes: ...
+
+    def content(self) -> tuple[bytes, bytes]:
+        """Properties and payload at once."""
+        ...
 
 
 class ConsumerSink(Protocol):
@@ -141,17 +148,18 @@ class Consumer:
 class Consumers:
     """The consumers of one queue."""
 
-    __slots__ = ("_lines", "_order", "_removed", "_single_active", "_wake", "had_some")
+    __slots__ = ("_counts", "_lines", "_order", "_removed", "_single_active", "_wake")
 
     def __init__(self, *, single_active: bool, wake: Callable[[], None], removed: Callable[[Consumer], None]) -> None:
         """`wake`: somebody can take something. `removed`: somebody is gone."""
         self._single_active = single_active
         self._wake = wake
         self._removed = removed
-        self._order: list[Consumer] = []
+        self._order: dict[Consumer, None] = {}
+        self._counts: dict[int, int] = {}
+        """How many there are of each priority."""
         self._lines: dict[int, deque[Consumer]] = {}
         """Per priority, the highest first: those who can take something, whose turn it is first."""
-        self.had_some = False
 
     def __len__(self) -> int:
         return len(self._order)
@@ -165,10 +173,11 @@ class Consumers:
 
     def add(self, consumer: Consumer) -> None:
         consumer.active = not (self._single_active and self._order)
-        self._order.append(consumer)
-        self.had_some = True
-        if consumer.priority not in self._lines:
-            self._lines[consumer.priority] = deque()
+        self._order[consumer] = None
+        priority = consumer.priority
+        self._counts[priority] = self._counts.get(priority, 0) + 1
+        if priority not in self._lines:
+            self._lines[priority] = deque()
             self._lines = dict(sorted(self._lines.items(), reverse=True))
         self.line_up(consumer)
 
@@ -176,13 +185,15 @@ class Consumers:
         if consumer.is_cancelled:
             return
         consumer.is_cancelled = True
-        self._order.remove(consumer)
-        line = self._lines[consumer.priority]
-        if consumer.is_lined_up:
-            line.remove(consumer)
-            consumer.is_lined_up = False
-        if not any(other.priority == consumer.priority for other in self._order):
-            del self._lines[consumer.priority]
+        del self._order[consumer]
+        priority = consumer.priority
+        self._counts[priority] -= 1
+        if not self._counts[priority]:
+            del self._counts[priority]
+            del self._lines[priority]
+        elif len(self._lines[priority]) > 2 * self._counts[priority] + LINE_SLACK:
+            # Those who left stay in the line until their turn comes, or until there are too many of them.
+            self._lines[priority] = deque(each for each in self._lines[priority] if not each.is_cancelled)
         if self._single_active and consumer.active and self._order:
             heir = max(self._order, key=lambda other: other.priority)
             heir.active = True

@@ -34,6 +34,7 @@ from basaltmq.catalog.kinds import Kind
 from basaltmq.catalog.objects import CatalogObject
 from basaltmq.catalog.record import ROOT
 from basaltmq.errors import AlreadyExistsError, BasaltError, InvalidArgumentError, VHostNotFoundError
+from basaltmq.queues.paging import MemoryBudget
 from basaltmq.store.open import open_store
 from basaltmq.store.options import SharedMemory, StoreOptions
 from basaltmq.store.rocks import RocksStore
@@ -66,6 +67,7 @@ class Node:
         """Set when the node is to stop: a virtual host stays down and the strategy is `stop_node`."""
         self._store = store
         self._memory = memory
+        self._budget = MemoryBudget()
         self._commit = LoopCommit(store)
         self.catalog = Catalog(store, Commits(store, self._commit))
         self.users = Users(self.catalog, self.durable, loopback_only=lambda: self.config.auth.loopback_users)
@@ -259,7 +261,7 @@ class Node:
         def open_it() -> VHost:
             store = open_store(path, options=options)
             try:
-                return VHost(name, store, path=path)
+                return VHost(name, store, path=path, budget=self._budget)
             except BaseException:
                 store.close()
                 raise

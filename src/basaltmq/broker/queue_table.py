@@ -77,6 +77,7 @@ class QueueTable:
         self._gone = gone
         self._due = due
         self._exclusive: dict[object, dict[str, None]] = {}
+        self._consuming: dict[object, dict[Consumer, None]] = {}
         self._expiries: list[tuple[int, str]] = []
         self.topology: Topology
 
@@ -233,8 +234,16 @@ class QueueTable:
             consumer.sink.cancelled(consumer)
         self._gone(queue)
 
+    def consuming(self, consumer: Consumer) -> None:
+        """Somebody begins to consume."""
+        consumer.queue.used_ns = self._clock_ns()
+        self._consuming.setdefault(consumer.owner, {})[consumer] = None
+        consumer.queue.consumers.add(consumer)
+
     def release_owner(self, owner: object) -> None:
-        """A connection is gone, and its exclusive queues with it."""
+        """A connection is gone, and its consumers and exclusive queues with it."""
+        for consumer in list(self._consuming.get(owner, ())):
+            consumer.cancel()
         for name in list(self._exclusive.get(owner, ())):
             queue = self.by_name.get(name)
             if queue is not None:
@@ -242,6 +251,11 @@ class QueueTable:
 
     def _left(self, queue: BrokerQueue, consumer: Consumer) -> None:
         queue.used_ns = self._clock_ns()
+        theirs = self._consuming.get(consumer.owner)
+        if theirs is not None:
+            theirs.pop(consumer, None)
+            if not theirs:
+                del self._consuming[consumer.owner]
         if queue.declared.auto_delete and not len(queue.consumers) and self.by_name.get(queue.name) is queue:
             self._delete(queue)
 

@@ -39,23 +39,21 @@ from basaltmq.broker.publishing import (
 from basaltmq.broker.queue import BrokerQueue, QueueInfo
 from basaltmq.broker.queue_table import QueueTable
 from basaltmq.broker.stream_queue import StreamQueues
+from basaltmq.broker.timekeeping import Timekeeper
 from basaltmq.broker.topology import Topology
 from basaltmq.errors import (
     AccessRefusedError,
     BasaltError,
     ExchangeNotFoundError,
     PreconditionFailedError,
-    StorageError,
     VHostDownError,
 )
 from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.message import Message
+from basaltmq.queues.paging import MemoryBudget
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.api import Store
 from basaltmq.store.commit import GroupCommit
-
-RETENTION_INTERVAL_S: Final = 2.0
-"""Between two pieces of the streams' retention."""
 
 DRAIN_S: Final = 30.0
 """How long closing waits for confirms that are under way."""
@@ -82,9 +80,13 @@ class VHost:
         *,
         path: Path | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
+        budget: MemoryBudget | None = None,
         report: Callable[[str], None] | None = None,
     ) -> None:
-        """Open what the store holds. Takes as long as recovery does: call it in a thread, then `start` on the loop."""
+        """Open what the store holds. Takes as long as recovery does: call it in a thread, then `start` on the loop.
+
+        `budget` is what queues may hold in memory, shared with other virtual hosts.
+        """
         self.name = name
         self.store = store
         self.error: BaseException | None = None
@@ -99,16 +101,14 @@ class VHost:
         self._clock_ns = clock_ns
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_scheduled = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_ns = 0
-        self._retention: asyncio.TimerHandle | None = None
-        self._retaining: asyncio.Future[int] | None = None
         self._attached: dict[object, Callable[[BaseException], None]] = {}
         self._closing = False
         report = report or _log.warning
         self.commit = LoopCommit(store)
         try:
-            self.plane = QueuePlane(store, self.commit, clock_ns=clock_ns, on_deadline=self._deadline_moved)
+            self.plane = QueuePlane(
+                store, self.commit, clock_ns=clock_ns, on_deadline=self._deadline_moved, budget=budget
+            )
             self.plane.dead_letter_router = self._dead_letter
             self.policies = Policies(store)
             self.policies.load()
@@ -121,8 +121,9 @@ class VHost:
                 clock_ns=clock_ns,
                 wake=self._wake,
                 gone=self._queue_gone,
-                due=self._due_at,
+                due=lambda due_ns: self.clock.due_at(due_ns),
             )
+            self.clock = Timekeeper(self, self.plane, self.streams, self.queues.expire, clock_ns)
             self.topology = Topology(store, name, has_queue=self.queues.by_name.__contains__)
             self.queues.topology = self.topology
             self._exchanges = self.topology.exchanges
@@ -151,8 +152,7 @@ class VHost:
     def start(self) -> None:
         """Serve, from here on, on the running loop."""
         self._loop = asyncio.get_running_loop()
-        self._deadline_moved()
-        self._retain()
+        self.clock.start(self._loop)
 
     @property
     def is_up(self) -> bool:
@@ -365,9 +365,8 @@ class VHost:
                 raise PreconditionFailedError(f"consumers of stream '{queue}' in vhost '{self.name}' must {what}")
             with Guard(self):
                 found.stream.begin(consumer, self._clock_ns() // 1_000_000)
-        found.used_ns = self._clock_ns()
         found.has_ready = True
-        found.consumers.add(consumer)
+        self.queues.consuming(consumer)
         return consumer
 
     def get(self, queue: str, *, no_ack: bool = False, owner: object = None) -> tuple[Any, int] | None:
@@ -405,11 +404,6 @@ class VHost:
             return
         self._settle_down()
         with Guard(self):
-            for queue in self.queues:
-                if len(queue.consumers):
-                    for consumer in queue.consumers:
-                        if consumer.owner is owner:
-                            consumer.cancel()
             self.queues.release_owner(owner)
 
     async def close(self) -> None:
@@ -419,13 +413,12 @@ class VHost:
         if self.error is None:
             self._flush()
         self._closing = True
-        self._stop_timers()
+        self.clock.stop()
         until = time.monotonic() + DRAIN_S
         while self.error is None and self.publishing.unsynced and time.monotonic() < until:
             await self.commit.durable()
             await asyncio.sleep(0)
-        if self._retaining is not None:
-            await asyncio.wait([self._retaining])
+        await self.clock.finish()
         await asyncio.to_thread(self.release_planes)
 
     def release_planes(self) -> None:
@@ -445,7 +438,7 @@ class VHost:
         self.error = error
         _log.error("vhost %r failed: %s", self.name, error)
         self.store.poison(error)
-        self._stop_timers()
+        self.clock.stop()
         self.publishing.pending = []
         self.publishing.settlements = []
         attached, self._attached = self._attached, {}
@@ -545,57 +538,6 @@ class VHost:
         return [target.name for target in targets if not target.is_stream], envelope
 
     def _deadline_moved(self) -> None:
-        """The plane, or the table of queues, has something due earlier."""
-        due_ns = self.plane.deadline_ns()
-        if due_ns is not None:
-            self._due_at(due_ns)
-
-    def _due_at(self, due_ns: int) -> None:
-        if self._loop is None or self._closing or self.error is not None:
-            return
-        if self._timer is not None:
-            if self._timer_ns <= due_ns:
-                return
-            self._timer.cancel()
-        self._timer_ns = due_ns
-        self._timer = self._loop.call_later(max(0.0, (due_ns - self._clock_ns()) / 1e9), self._run_due)
-
-    def _run_due(self) -> None:
-        self._timer = None
-        if self.error is not None or self._closing:
-            return
-        now_ns = self._clock_ns()
-        with QuietGuard(self):
-            next_ns = self.plane.run_due(now_ns)
-            expiry_ns = self.queues.expire(now_ns)
-            for due_ns in (next_ns, expiry_ns):
-                if due_ns is not None:
-                    self._due_at(due_ns)
-
-    def _retain(self) -> None:
-        """Retention of streams, a piece at a time, in a thread."""
-        assert self._loop is not None
-        if self._closing or self.error is not None:
-            return
-        if self.streams.is_open:
-            self._retaining = self._loop.run_in_executor(None, self.streams.retain)
-            self._retaining.add_done_callback(self._retained)
-        else:
-            self._retention = self._loop.call_later(RETENTION_INTERVAL_S, self._retain)
-
-    def _retained(self, done: asyncio.Future[int]) -> None:
-        assert self._loop is not None
-        self._retaining = None
-        error = None if done.cancelled() else done.exception()
-        if isinstance(error, StorageError):
-            self.fail(error)
-        elif error is not None:
-            _log.error("retention of vhost %r failed: %s", self.name, error)
-        if not self._closing and self.error is None:
-            self._retention = self._loop.call_later(RETENTION_INTERVAL_S, self._retain)
-
-    def _stop_timers(self) -> None:
-        for handle in (self._timer, self._retention):
-            if handle is not None:
-                handle.cancel()
-        self._timer = self._retention = None
+        # While the plane opens there is no clock yet; it asks for the first deadline when it starts.
+        if self._loop is not None:
+            self.clock.plane_moved()
