@@ -8,12 +8,14 @@ batch.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
-from basaltmq.broker.consumer import share_out, wanted
+from basaltmq.broker.consumer import Consumer, share_out, wanted
 from basaltmq.broker.publishing import ACK, Settlement
 from basaltmq.broker.queue import BrokerQueue
 from basaltmq.errors import QueueNotFoundError
+from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.plane import QueuePlane
 
 
@@ -62,8 +64,18 @@ class Dispatch:
         queue.delivered += len(found)
         if len(found) < count:
             queue.has_ready = False
+        self._share(queue, line, found)
+        return queue.has_ready
+
+    def hand(self, queue: BrokerQueue, found: list[Delivery]) -> None:
+        """Deal out messages that were leased for consumers who can take them all."""
+        line = queue.consumers.first_line()
+        assert line is not None, "somebody could take them when they were leased"
+        queue.delivered += len(found)
+        self._share(queue, line, found)
+
+    def _share(self, queue: BrokerQueue, line: deque[Consumer], found: list[Delivery]) -> None:
         for consumer, deliveries in share_out(line, found):
             if consumer.no_ack:
                 self._settle(Settlement(queue.name, found[0].token, [each.id for each in deliveries], ACK))
             consumer.sink.deliver(consumer, deliveries)
-        return queue.has_ready

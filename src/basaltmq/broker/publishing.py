@@ -25,12 +25,14 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from basaltmq.broker import amqp_table, properties
+from basaltmq.broker.consumer import wanted
 from basaltmq.broker.death import MAXLEN, Death, routing_keys
 from basaltmq.broker.properties import PERSISTENT, Peek
 from basaltmq.broker.queue import BrokerQueue
 from basaltmq.broker.topology import Topology
 from basaltmq.errors import BasaltError, PreconditionFailedError, StorageError, StoreStalledError
 from basaltmq.queues.config import Durability, Overflow
+from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.commit import GroupSync
@@ -118,7 +120,19 @@ class StreamAppend(Protocol):
 class _Batch:
     """What a turn does, on its way to the plane."""
 
-    __slots__ = ("confirms", "groups", "has_refused", "nacks", "returns", "rooms", "steps", "streams", "synced")
+    __slots__ = (
+        "confirms",
+        "groups",
+        "handed",
+        "has_refused",
+        "instant",
+        "nacks",
+        "returns",
+        "rooms",
+        "steps",
+        "streams",
+        "synced",
+    )
 
     def __init__(self) -> None:
         self.steps: list[tuple[Sequence[BrokerQueue], list[Draft]]] = []
@@ -127,6 +141,9 @@ class _Batch:
         """The drafts of the last step of a queue, where more of it can be added."""
         self.returns: list[Publish] = []
         self.has_refused = False
+        self.instant: dict[BrokerQueue, list[Draft]] = {}
+        """Messages that would expire at once, for consumers who can take them at once."""
+        self.handed: list[tuple[BrokerQueue, list[Delivery]]] = []
         self.streams: dict[BrokerQueue, list[tuple[bytes, bytes]]] = {}
         self.synced: dict[Publisher, list[int]] = {}
         """Confirms that wait for the sync."""
@@ -162,6 +179,7 @@ class Publishing:
         *,
         failed: Callable[[BaseException], None],
         stalled: Callable[[bool], None],
+        hand: Callable[[BrokerQueue, list[Delivery]], None],
         now_s: Callable[[], float],
     ) -> None:
         self._plane = plane
@@ -171,6 +189,7 @@ class Publishing:
         self._streams = streams
         self._failed = failed
         self._stalled = stalled
+        self._hand = hand
         self._now_s = now_s
         self._routes: dict[tuple[str, str], Route] = {}
         self._routes_version = -1
@@ -239,7 +258,7 @@ class Publishing:
         batch = _Batch()
         if publishes:
             self._sort(publishes, batch)
-        if batch.steps or settlements:
+        if batch.steps or batch.instant or settlements:
             with self._plane.change():
                 self._write(batch, settlements)
         self._tell(batch)
@@ -252,6 +271,8 @@ class Publishing:
                 plane.enqueue(queues[0].name, drafts, durability=Durability.WRITTEN)
             else:
                 plane.publish([queue.name for queue in queues], drafts[0], durability=Durability.WRITTEN)
+        for queue, drafts in batch.instant.items():
+            batch.handed.append((queue, plane.deliver(queue.name, drafts, visibility_ms=queue.lease_ms)))
         for name, token, ids, outcome in settlements:
             if outcome == ACK:
                 plane.ack(name, token, ids)
@@ -265,6 +286,9 @@ class Publishing:
         for queues, drafts in batch.steps:
             for queue in queues:
                 queue.published += len(drafts)
+        for queue, deliveries in batch.handed:
+            queue.published += len(deliveries)
+            self._hand(queue, deliveries)
         for publisher, exchange, key, raw, body, _, _ in batch.returns:
             publisher.returned(NO_ROUTE, "NO_ROUTE", exchange, key, raw, body)
         for publisher, numbers in batch.nacks.items():
@@ -275,7 +299,7 @@ class Publishing:
             self._streams.append(queue, messages) for queue, messages in batch.streams.items()
         ]
         if batch.synced:
-            if batch.steps:
+            if batch.steps or batch.instant:
                 waits.append(self._commit.durable())
             self.unsynced += 1
             done = waits[0] if len(waits) == 1 else asyncio.gather(*waits)
@@ -301,6 +325,8 @@ class Publishing:
             raise PreconditionFailedError("the transaction publishes to a queue that is full; nothing of it is done")
         with self._plane.change():
             self._write(batch, settlements)
+        for queue, deliveries in batch.handed:
+            self._hand(queue, deliveries)
         for publisher, exchange, key, raw, body, _, _ in batch.returns:
             publisher.returned(NO_ROUTE, "NO_ROUTE", exchange, key, raw, body)
         waits = [self._streams.append(queue, messages) for queue, messages in batch.streams.items()]
@@ -340,7 +366,7 @@ class Publishing:
                 if len(raw) <= FATE_BYTES_MAX:
                     fates[raw] = fate
             queue = route.single
-            if queue is None or (fate.has_headers and b"CC" in raw):
+            if queue is None or (fate.has_headers and b"CC" in raw) or fate.expiration_ms == 0:
                 self._sort_one(publish, route, fate, batch)
                 continue
             is_persistent = fate.delivery_mode == PERSISTENT and queue.durable
@@ -421,6 +447,9 @@ class Publishing:
             if queue.is_stream:
                 batch.streams.setdefault(queue, []).append((envelope, body))
                 wants_sync = True
+            elif self._is_instant(queue, fate, batch):
+                wants_sync = wants_sync or (queue.durable and is_persistent)
+                batch.instant.setdefault(queue, []).append(_draft(queue, envelope, body, fate, headers))
             elif queue.is_plain and queue.durable and is_persistent:
                 wants_sync = True
                 alike.append(queue)
@@ -435,6 +464,14 @@ class Publishing:
                 for queue in alike:
                     batch.add(queue, draft)
         return wants_sync
+
+    def _is_instant(self, queue: BrokerQueue, fate: Peek, batch: _Batch) -> bool:
+        """Whether a message that lives for no time at all has a consumer that can take it."""
+        if fate.expiration_ms != 0 and queue.settings.ttl_ms != 0:
+            return False
+        line = queue.consumers.first_line()
+        count = len(batch.instant.get(queue, ())) + 1
+        return line is not None and wanted(line, count) >= count
 
     def _has_room(self, queue: BrokerQueue, size_bytes: int, batch: _Batch) -> bool:
         room = batch.rooms.get(queue)

@@ -198,6 +198,7 @@ class BrokerQueue:
             and settings.throttle_header is None
             and settings.dedup_ms is None
             and not self.rejects
+            and settings.ttl_ms != 0
             and not self.is_stream
         )
         """Messages need nothing but payload, properties and a TTL of their own."""

@@ -143,6 +143,7 @@ class VHost:
             self.streams,
             failed=self.fail,
             stalled=self._stalled,
+            hand=self.dispatch.hand,
             now_s=lambda: clock_ns() / 1e9,
         )
         self.policies.changed = self._policies_changed

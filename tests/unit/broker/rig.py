@@ -142,7 +142,9 @@ async def until(done: Callable[[], bool], timeout_s: float = 20.0) -> None:
     await asyncio.wait_for(wait(), timeout_s)
 
 
-def run(test: Callable[[VHost], Awaitable[T]], store: MemoryStore | None = None, clock: Clock | None = None) -> T:
+def run(
+    test: Callable[[VHost], Awaitable[T]], store: MemoryStore | None = None, clock: Callable[[], int] | None = None
+) -> T:
     """Run a test on a virtual host that is open, and close it."""
 
     async def whole() -> T:

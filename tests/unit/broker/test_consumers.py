@@ -205,3 +205,21 @@ def test_a_connection_that_goes_takes_its_consumers_and_exclusive_queues_along()
         assert sink.cancels == []
 
     run(test)
+
+
+@pytest.mark.promise("P8")
+def test_consumers_that_come_and_go_leave_nothing_behind() -> None:
+    async def test(vhost: VHost) -> None:
+        vhost.declare_queue("q", durable=True)
+        sink = FakeSink(vhost)
+        stays = vhost.subscribe("q", sink, tag="stays", owner="other")
+        for number in range(1000):
+            vhost.subscribe("q", sink, tag=str(number), owner="mine").cancel()
+        assert len(stays.queue.consumers) == 1
+        line = stays.queue.consumers.first_line()
+        assert line is not None
+        assert len(line) < 40
+        publish(vhost, FakePublisher(), "q", *bodies(3))
+        await until(lambda: sink.by_tag == {"stays": bodies(3)})
+
+    run(test)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from tests.unit.broker.rig import (
 
 from basaltmq.broker.arguments import Owner, age_ms, queue_settings
 from basaltmq.broker.queue import Declared
-from basaltmq.broker.vhost import VHost
+from basaltmq.broker.vhost import REQUEUE, VHost
 from basaltmq.errors import (
     AccessRefusedError,
     BasaltError,
@@ -241,6 +242,56 @@ def test_messages_expire_by_their_own_time_and_in_their_queues_time() -> None:
         assert vhost.declare_queue("q", passive=True).messages == 0
 
     run(test, clock=clock)
+
+
+@pytest.mark.spec("E7")
+@pytest.mark.parametrize("by", ["queue", "message"])
+def test_a_message_that_lives_for_no_time_reaches_who_can_take_it_at_once_and_nobody_else(by: str) -> None:
+    clock = Clock()
+
+    async def test(vhost: VHost) -> None:
+        arguments: dict[str, Any] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+        raw = PERSISTENT
+        if by == "queue":
+            arguments["x-message-ttl"] = 0
+        else:
+            raw = props(expiration="0")
+        vhost.declare_queue("dead", durable=True)
+        vhost.declare_queue("q", durable=True, arguments=arguments)
+        publisher = FakePublisher()
+        vhost.publish(publisher, "", "q", raw, b"nobody", number=1)
+        await until(lambda: publisher.numbers() == [1])
+        sink = FakeSink(vhost)
+        consumer = vhost.subscribe("q", sink, tag="c", prefetch=2)
+        for number, body in enumerate([b"one", b"two", b"beyond"], 2):
+            vhost.publish(publisher, "", "q", raw, body, number=number)
+        await until(lambda: len(publisher.told) == 4)
+        assert sink.payloads() == [b"one", b"two"]
+        vhost.settle([settlement("q", sink.got[0]), settlement("q", sink.got[1], REQUEUE)])
+        consumer.credit(2)
+        await turns()
+        clock.pass_ms(1)
+        vhost.plane.run_due()
+        assert sink.payloads() == [b"one", b"two"]
+        assert sorted(each.payload for each in drain(vhost, "dead")) == [b"beyond", b"nobody", b"two"]
+        assert vhost.counts(vhost.queues.by_name["q"])["messages"] == 0
+
+    run(test, clock=clock)
+
+
+@pytest.mark.spec("E7")
+def test_the_clock_of_the_loop_does_what_is_due() -> None:
+    async def test(vhost: VHost) -> None:
+        vhost.declare_queue("dead", durable=True)
+        to_dead: dict[str, Any] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+        vhost.declare_queue("q", durable=True, arguments={**to_dead, "x-message-ttl": 30})
+        vhost.declare_queue("idle", durable=True, arguments={"x-expires": 30})
+        sink = FakeSink(vhost)
+        vhost.subscribe("dead", sink, tag="c")
+        publish(vhost, FakePublisher(), "q", b"x")
+        await until(lambda: len(sink.got) == 1 and "idle" not in vhost.queues.by_name)
+
+    run(test, clock=time.time_ns)
 
 
 @pytest.mark.spec("E7")
