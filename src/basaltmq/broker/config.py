@@ -152,6 +152,10 @@ class FilaListener(Section, frozen=True):
         Literal["keys", "loopback", "open"],
         setting("Who needs an API key: everybody, everybody but this machine, or nobody."),
     ] = "loopback"
+    ack_from: Annotated[
+        Literal["holder", "any"],
+        setting("Who may ack what a stream delivered: the connection it went to, or any (behind a proxy)."),
+    ] = "holder"
 
 
 class Tls(Section, frozen=True):

@@ -133,7 +133,8 @@ class FilaListener:
         if self._config.fila.tls and files.certificate is not None and files.key is not None:
             tls = TlsFiles(files.certificate, files.key, files.authority if files.clients == "require" else None)
 
-        options = FilaOptions(self._host, self._port, self._config.fila.access, tls=tls)
+        settings = self._config.fila
+        options = FilaOptions(self._host, self._port, settings.access, settings.ack_from, tls)
         server = FilaServer(vhost.plane, vhost.commit, ApiKeys(vhost.store), options, desk=VHostDesk(self._node, vhost))
         if self._sock is not None:
             self._sock.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Final
 
-from basaltmq.errors import NotFoundError, PreconditionFailedError, StaleLeaseError, StoreClosedError
+from basaltmq.errors import BasaltError, PreconditionFailedError
 from basaltmq.queues.plane import QueuePlane
 
 SWEEP_MIN: Final = 1_024
@@ -66,8 +66,8 @@ class Attendances:
         del self._present[attendance.number]
         for lease in attendance.leases:
             del self._by_lease[lease]
-            # A lease that is over was given back, a queue that is gone needs nothing, a closing store gives all back.
-            with suppress(StaleLeaseError, NotFoundError, StoreClosedError):
+            # Given back already, or gone with its queue. What a store that is behind refuses comes back with its time.
+            with suppress(BasaltError):
                 self._plane.release(*lease)
 
     def require(self, number: int, peer: str) -> Attendance:

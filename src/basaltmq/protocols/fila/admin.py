@@ -29,7 +29,7 @@ SERVICE: Final = "fila.v1.FilaAdmin"
 
 DEAD_LETTERS: Final = ".dlq"
 
-CONFIGS_PAGE: Final = 500
+CONFIGS_PAGE: Final = 100
 """Queues looked at between two turns of the loop."""
 
 QUANTUM: Final = 1

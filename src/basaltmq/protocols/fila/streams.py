@@ -246,6 +246,8 @@ class Streams:
     def close(self) -> None:
         """End all streams."""
         self._is_closing = True
+        if self._timer is not None:
+            self._timer.cancel()
         for stream in list(self._streams):
             self._takers.refuse(stream.queue, stream, StoreClosedError("the broker is stopping; connect again"))
 
