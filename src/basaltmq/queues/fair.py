@@ -31,6 +31,16 @@ _PLACE_BYTES: Final = 24
 _STRIDE: Final = 8
 """Rows of one sub-queue that are stepped over before it is cheaper to seek to the next one."""
 
+MANY_KEYS: Final = 4096
+"""Keys from which on they are served in runs: with so many a turn is far away for everyone, and what a turn costs (a
+read from disk, if memory has no room for all of them) is shared by the messages of a run."""
+
+RUN: Final = 8
+"""Messages of a run, times the weight; shares are as exact as before, over spans that are longer by this factor."""
+
+SUB_QUEUES_MAX: Final = 1 << 18
+"""Sub-queues that have messages: about 0.6 KiB of memory each, messages apart, so 160 MiB for a queue at most."""
+
 _FLOOR_SUBS_MAX: Final = 64
 """Sub-queues asked for their first message to know the queue's; with more it is not worth the while."""
 
@@ -210,6 +220,7 @@ class FairQueue(Proxy):
         taken = []
         subs = self._subs
         charged = 0
+        self._scheduler.set_quantum(RUN if len(subs) > MANY_KEYS else 1)
 
         def fetch(sub: str, most: int) -> tuple[int, bool]:
             nonlocal charged
@@ -314,6 +325,13 @@ class FairQueue(Proxy):
         self._known()
         scheduler = self._scheduler
         return [(sub, queue, scheduler.weight(sub) or 1, scheduler.deficit(sub)) for sub, queue in self._subs.items()]
+
+    def has_room_for(self, entries: Sequence[Entry]) -> bool:
+        self._known()
+        if len(self._subs) + len(entries) <= SUB_QUEUES_MAX:
+            return True
+        unknown = {sub for sub, _ in self._by_sub(entries)} - self._subs.keys()
+        return len(self._subs) + len(unknown) <= SUB_QUEUES_MAX or not unknown
 
     def info(self) -> Info:
         infos = [queue.info() for queue in self._subs.values()]

@@ -95,6 +95,11 @@ class FairScheduler:
         self._time = 0
         self._ready_count = 0
 
+    def set_quantum(self, quantum: int) -> None:
+        """Serve keys in longer or shorter runs, each from its next round on."""
+        assert 1 <= quantum <= QUANTUM_MAX, f"a quantum of {quantum}"
+        self._quantum = quantum
+
     def __len__(self) -> int:
         """Keys known: ready or blocked."""
         return len(self._entries)

@@ -153,6 +153,9 @@ class PriorityQueue(Proxy):
         self._known()
         return [each for level in self._levels.values() for each in level.sub_queues()]
 
+    def has_room_for(self, entries: Sequence[Entry]) -> bool:
+        return all(self._level(priority).has_room_for(group) for priority, group in self._by_level(entries))
+
     def info(self) -> Info:
         self._known()
         infos = [level.info() for level in self._levels.values()]

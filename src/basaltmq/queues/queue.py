@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from basaltmq.errors import InvalidArgumentError
+from basaltmq.errors import InvalidArgumentError, LimitExceededError
 from basaltmq.queues import advice, dedup, failures, limits, making, rows
 from basaltmq.queues.backing import APART, RETURNED, SPILLED, TIMED, TRANSIENT, BackingQueue, Entry
 from basaltmq.queues.change import Change
@@ -22,6 +22,7 @@ from basaltmq.queues.delays import delay
 from basaltmq.queues.delivery import PRIORITY, REDELIVERED, Delivery
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
 from basaltmq.queues.expiry import expire
+from basaltmq.queues.fair import SUB_QUEUES_MAX
 from basaltmq.queues.hooks import QueueHooks
 from basaltmq.queues.leases import FOREVER, LEASE_MAX, LeaseCall, Leases
 from basaltmq.queues.lifecycle import Kind
@@ -197,6 +198,11 @@ class Queue:
             drafts = advice.on_enqueue(self, drafts)
         ids, entries, delayed, sub = self.make(change, drafts, body_id, memory=memory)
         self.stats.enqueued += len(ids)
+        if sub is None and not promised and not self.backing.has_room_for(entries):
+            raise LimitExceededError(
+                f"queue {self.name!r} has messages of as many fairness keys as it keeps apart ({SUB_QUEUES_MAX}); "
+                "consume, or use fewer keys"
+            )
         if self.config.length_max is not None or self.config.bytes_max is not None:
             turned_away: set[bytes] | None = set() if partly else None
             entries = limits.let_in(self, change, entries, promised=promised, turned_away=turned_away)
