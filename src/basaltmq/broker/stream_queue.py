@@ -74,6 +74,10 @@ class StreamDelivery(msgspec.Struct, frozen=True, gc=False):
     token: int = 0
     redelivered: bool = False
 
+    def content(self) -> tuple[bytes, bytes]:
+        """Properties and payload."""
+        return self.properties, self.payload
+
 
 def with_offset(envelope: bytes, offset: int) -> bytes:
     """An envelope whose headers say the offset; nothing else of it is touched."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import Final
 
 import msgspec
 
 from basaltmq.queues import rows
-from basaltmq.queues.message import Message
+from basaltmq.queues.message import HEAD, LAYOUT, Message
 
 REDELIVERED: Final = 1
 PRIORITY: Final = 2
 """The sub-queue in the key begins with a priority."""
+
+_LENGTHS: Final = Struct(">II")
+_LENGTHS_AT: Final = HEAD.size - 12
+"""The head ends with the bytes of labels, properties and payload."""
 
 
 class Delivery(msgspec.Struct, gc=False, frozen=True):
@@ -39,6 +44,16 @@ class Delivery(msgspec.Struct, gc=False, frozen=True):
     @property
     def properties(self) -> bytes:
         return rows.properties_of(self.row)
+
+    def content(self) -> tuple[bytes, bytes]:
+        """Properties and payload, at the cost of one of them."""
+        row = self.row
+        if row[0] != LAYOUT or self.body is not None:
+            return self.properties, self.payload
+        labels_bytes, properties_bytes = _LENGTHS.unpack_from(row, _LENGTHS_AT)
+        at = HEAD.size + labels_bytes
+        middle = at + properties_bytes
+        return row[at:middle], row[middle:]
 
     @property
     def attempts(self) -> int:

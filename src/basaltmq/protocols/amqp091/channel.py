@@ -197,18 +197,14 @@ class Channel:
 
     def send_deliveries(self, subscription: Subscription, deliveries: Sequence[Delivered]) -> None:
         unacked = self.unacked
-        tag = unacked.last
-        entries = unacked.entries
-        out = self.session.outgoing
         writer = subscription.writer
         assert writer is not None
-        write, no_ack = writer.write, subscription.no_ack
-        for delivery in deliveries:
-            tag += 1
-            write(out, tag, delivery.redelivered, delivery.properties, delivery.payload)
-            if not no_ack:
-                entries[tag] = (subscription, delivery.token, delivery.id)
-        unacked.last = tag
+        tag = unacked.last + 1
+        writer.write_all(self.session.outgoing, tag, deliveries)
+        if not subscription.no_ack:
+            entries = [(subscription, delivery.token, delivery.id) for delivery in deliveries]
+            unacked.entries.update(zip(range(tag, tag + len(entries)), entries, strict=True))
+        unacked.last += len(deliveries)
         self.delivered += len(deliveries)
         self.connection.wrote()
 

@@ -10,9 +10,11 @@ remembered; a message adds its delivery tag and its body.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
+from basaltmq.broker.consumer import Delivered
 from basaltmq.broker.properties import BARE, encode_shortstr, properties_start
 from basaltmq.protocols.amqp091 import methods as m
 from basaltmq.protocols.amqp091.frames import (
@@ -68,6 +70,26 @@ class DeliverWriter:
         for at in range(0, size, self._piece_bytes):
             piece = body[at : at + self._piece_bytes]
             out += (HEAD.pack(BODY, self._channel, len(piece)), piece, END_BYTE)
+
+    def write_all(self, out: list[bytes], tag: int, deliveries: Sequence[Delivered]) -> None:
+        """Add deliveries with the tags from `tag` on. Neighbours are often alike: their pieces are kept at hand."""
+        pieces_of, pack, piece_bytes = self._pieces.get, _TAG.pack, self._piece_bytes
+        last_envelope, last_size, last_redelivered = b"", -1, False
+        before = between = b""
+        for delivery in deliveries:
+            envelope, body = delivery.content()
+            redelivered = delivery.redelivered
+            size = len(body)
+            if size != last_size or envelope != last_envelope or redelivered is not last_redelivered:
+                if not 0 < size <= piece_bytes:
+                    self.write(out, tag, redelivered, envelope, body)
+                    tag += 1
+                    continue
+                pieces = pieces_of((envelope, size, redelivered))
+                before, between = pieces if pieces is not None else self._make(envelope, size, redelivered)
+                last_envelope, last_size, last_redelivered = envelope, size, redelivered
+            out += (before, pack(tag), between, body, END_BYTE)
+            tag += 1
 
     def _make(self, envelope: bytes, size: int, redelivered: bool) -> tuple[bytes, bytes]:
         """What comes before the delivery tag, and what comes between it and the body."""

@@ -69,6 +69,10 @@ _ACK: Final = Struct(">QB")
 _ACK_ID: Final = 60 << 16 | 80
 _ACK_BYTES: Final = 4 + _ACK.size
 _PUBLISH_ID: Final = 60 << 16 | 40
+_PUBLISH_METHOD: Final = 40
+_PUBLISH_BYTES_MIN: Final = 9
+_METHOD_AT: Final = HEAD_BYTES + 3
+"""Where in a method frame the low byte of the method's number lies: enough to leave other methods alone."""
 _CONNECTION_CLASS: Final = 10
 
 
@@ -132,7 +136,14 @@ class Session:
                 return
             kind, number, size = HEAD.unpack_from(data, at)
             stop = at + HEAD_BYTES + size
-            if kind == METHOD and (found := memo.get(data[at : stop + 1])) is not None and found[0].phase is OPEN:
+            if (
+                kind == METHOD
+                and stop < end
+                and size >= _PUBLISH_BYTES_MIN
+                and data[at + _METHOD_AT] == _PUBLISH_METHOD
+                and (found := memo.get(data[at : stop + 1])) is not None
+                and found[0].phase is OPEN
+            ):
                 published, at = self._publishes(data, at, stop + 1, number, found[1])
                 if published is not None:
                     yield published
@@ -259,7 +270,10 @@ class Session:
                 if method_id == _ACK_ID and stop - start == _ACK_BYTES:
                     tag, bits = _ACK.unpack_from(data, start + 4)
                     return Received(number, m.BasicAck(tag, bits & 1 == 1))
-                return self._channel_method(state, self._decode(method_id, data[start:stop]), data[at : stop + 1])
+                if method_id == _PUBLISH_ID:
+                    self._begin_publish(state, data, at, stop)
+                    return None
+                return self._channel_method(state, self._decode(method_id, data[start:stop]))
             return self._odd_method(number, state, method_id, data[start:stop])
         if method_id >> 16 != _CONNECTION_CLASS or number:
             if self.phase is Phase.CLOSING:
@@ -280,15 +294,35 @@ class Session:
             )
         return codec.decode(payload)
 
-    def _channel_method(self, state: ChannelState, method: m.Method, frame: bytes) -> Event | None:
+    def _begin_publish(self, state: ChannelState, data: bytes, at: int, stop: int) -> None:
+        """basic.publish: its arguments by hand, because a publisher to many routes sends one for every message."""
+        start = at + HEAD_BYTES
+        exchange_at = start + 6
+        method: m.BasicPublish | None = None
+        if exchange_at < stop:
+            key_at = exchange_at + 1 + data[exchange_at]
+            if key_at < stop:
+                bits_at = key_at + 1 + data[key_at]
+                if bits_at == stop - 1:
+                    bits = data[bits_at]
+                    try:
+                        exchange = data[exchange_at + 1 : key_at].decode()
+                        key = data[key_at + 1 : bits_at].decode()
+                        method = m.BasicPublish(0, exchange, key, bits & 1 == 1, bits & 2 == 2)
+                    except UnicodeDecodeError:
+                        pass
+        if method is None:
+            # Malformed: the general way says how.
+            self._decode(_PUBLISH_ID, data[start:stop])
+            raise ConnectionFault(FRAME_ERROR, "malformed basic.publish", m.BasicPublish.number)
+        state.method = method
+        state.phase = CONTENT
+        if len(self._memo) >= PUBLISH_MEMO_MAX:
+            self._memo.clear()
+        self._memo[data[at : stop + 1]] = (state, method)
+
+    def _channel_method(self, state: ChannelState, method: m.Method) -> Event | None:
         """A method on a channel that is open and between contents."""
-        if type(method) is m.BasicPublish:
-            state.method = method
-            state.phase = CONTENT
-            if len(self._memo) >= PUBLISH_MEMO_MAX:
-                self._memo.clear()
-            self._memo[frame] = (state, method)
-            return None
         if type(method) not in FROM_CLIENTS:
             raise ConnectionFault(COMMAND_INVALID, f"{name_of(type(method))} is not for clients to send", method.number)
         if type(method) is m.ChannelOpen:
