@@ -28,6 +28,7 @@ BENCHES: Final = [
     "queues_events",
     "queues",
     "queues_due",
+    "broker",
 ]
 
 
