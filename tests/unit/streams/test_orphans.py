@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from uuid import UUID
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.conformance.stream_engines import FakeClock
 
 from basaltmq.catalog import deletion
 from basaltmq.catalog.kinds import Kind
 from basaltmq.catalog.objects import NewObject
-from basaltmq.errors import StorageError
+from basaltmq.errors import CorruptionError, StorageError
 from basaltmq.log.record import Record
+from basaltmq.store import keys
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.memory import MemoryStore
@@ -61,6 +64,15 @@ def fill(plane: StreamPlane, name: str, topics: int = 3) -> tuple[UUID, Topics]:
             adapter.wait(adapter.write(shard, Record(b"v", b"k", tags=(b"t",))))
             adapter.commit_offset("group", {shard: 1})
     return vhost, made
+
+
+@given(st.uuids())
+def test_the_key_of_an_orphaned_topic_comes_back_and_no_other_is_taken_for_one(topic_id: UUID) -> None:
+    key = keys.orphaned_topic_key(topic_id)
+    assert keys.decode_orphaned_topic_key(key) == topic_id
+    for other in (key[:-1], key + b"x", keys.shard_name_prefix(topic_id)):
+        with pytest.raises(CorruptionError):
+            keys.decode_orphaned_topic_key(other)
 
 
 @pytest.mark.promise("P10")
