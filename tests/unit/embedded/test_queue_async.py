@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +137,37 @@ def test_what_a_cancelled_lease_got_goes_back(
     monkeypatch.undo()
     (message,) = queue.lease()
     assert message.attempts == 0
+
+
+@pytest.mark.promise("P8")
+def test_hundreds_of_tasks_that_wait_for_messages_or_the_disk_hold_no_thread(
+    db: Basalt, queue: EmbeddedQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiters = 300
+
+    async def work() -> None:
+        executor = ThreadPoolExecutor(4)
+        asyncio.get_running_loop().set_default_executor(executor)
+        async with asyncio.timeout(LONG_S), asyncio.TaskGroup() as tasks:
+            leases = [tasks.create_task(queue.lease_async(wait=None)) for _ in range(waiters)]
+            await asyncio.to_thread(until, lambda: waiting(db, "q") == waiters)
+            # All threads of the loop are free: as many things as it has can run side by side.
+            meet = threading.Barrier(4)
+            await asyncio.gather(*(asyncio.to_thread(meet.wait, LONG_S) for _ in range(4)))
+            go_on = threading.Event()
+            sync = db.store.sync
+
+            def slow() -> None:
+                assert go_on.wait(LONG_S)
+                sync()
+
+            monkeypatch.setattr(db.store, "sync", slow)
+            enqueues = [tasks.create_task(queue.enqueue_async(b"%d" % number)) for number in range(waiters)]
+            found = await asyncio.gather(*leases)
+            # Everything is delivered while nothing is confirmed, and the threads are free again.
+            assert not any(task.done() for task in enqueues)
+            await asyncio.gather(*(asyncio.to_thread(meet.wait, LONG_S) for _ in range(4)))
+            go_on.set()
+        assert sorted(each[0].payload for each in found) == sorted(b"%d" % number for number in range(waiters))
+
+    asyncio.run(work())
