@@ -26,6 +26,9 @@ _ENVELOPE: Final = Struct(">BB16sI")
 _SIZE: Final = Struct(">I")
 _SIZES: Final = Struct(">II")
 _LENGTHS: Final = Struct(">II")
+_LOOK: Final = Struct(">BxI12xQ8xI")
+"""Of the fixed head: layout, attempts, expires ns, payload bytes."""
+
 _RETURNS_MAX: Final = (1 << 32) - 1
 
 
@@ -81,15 +84,16 @@ def read_entry(key: bytes, row: bytes) -> Entry:
 
 def read_entries(found: Sequence[tuple[bytes, bytes]]) -> list[Entry]:
     """The entries of rows on disk, the plain ones without a call each."""
-    unpack, size = HEAD.unpack_from, HEAD.size
+    look, size = _LOOK.unpack_from, HEAD.size
     entries: list[Entry] = []
     append = entries.append
     for key, row in found:
-        if len(row) >= size and row[0] == LAYOUT:
-            _, _, attempts, _, _, expires_ns, _, _, payload_bytes = unpack(row)
-            append(Entry(key, row, payload_bytes, RETURNED if attempts else 0, expires_ns))
-        else:
-            append(read_entry(key, row))
+        if len(row) >= size:
+            layout, attempts, expires_ns, payload_bytes = look(row)
+            if layout == LAYOUT:
+                append(Entry(key, row, payload_bytes, RETURNED if attempts else 0, expires_ns))
+                continue
+        append(read_entry(key, row))
     return entries
 
 
