@@ -156,6 +156,7 @@ def test_a_second_signal_does_not_wait_for_clients_that_do_not_answer(own_broker
         own_broker.signal(signal.SIGINT)
         assert own_broker.wait() == 0
         assert "SIGINT again: not waiting for clients" in own_broker.log()
+        assert "did not answer" not in own_broker.log(), "what it says when the wait for clients is over"
         with pytest.raises(pika.exceptions.AMQPError):
             connection.channel()
 
