@@ -212,6 +212,10 @@ class Disk(Section, frozen=True):
             "Free space below which publishers are held; a share is one of the file system's size.", reload=Reload.LIVE
         ),
     ] = Share(size_bytes=ByteCount(512 * MIB))
+    vhost_max: Annotated[
+        ByteCount,
+        setting("Size of one virtual host's store above which its publishers are held until it shrinks; 0: no limit."),
+    ] = ByteCount(0)
 
 
 class Vhosts(Section, frozen=True):

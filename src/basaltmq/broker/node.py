@@ -38,12 +38,16 @@ from basaltmq.queues.paging import MemoryBudget
 from basaltmq.store.open import open_store
 from basaltmq.store.options import SharedMemory, StoreOptions
 from basaltmq.store.rocks import RocksStore
+from basaltmq.store.size import SizeGuard
 
 DEFAULT_VHOST: Final = "/"
 VHOST_NAME_BYTES_MAX: Final = 255
 
 STALL_WAIT_MS: Final = 5
 """How long the loop stands still for a store that is behind, before publishers are held instead."""
+
+UNDERFULL: Final = 0.9
+"""The part of its size limit that a store shrinks to before its publishers go on."""
 
 _NEW: Final = "new"
 _READY: Final = "ready"
@@ -186,7 +190,6 @@ class Node:
         del self._vhosts[name]
         self.connections.close_all(f"vhost '{name}' is deleted", vhost=name)
         await supervised.stop()
-        self.alarms.set("store", None, name)
         await self._remove(found)
 
     async def _remove(self, found: CatalogObject) -> None:
@@ -267,10 +270,32 @@ class Node:
                 raise
 
         vhost = await asyncio.to_thread(open_it)
+        self._guard_size(vhost)
         vhost.on_blocked = lambda stalled: self.alarms.set(
             "store", f"the store of vhost '{name}' is behind with compaction" if stalled else None, name
         )
         return vhost
+
+    def _guard_size(self, vhost: VHost) -> None:
+        """Hold the publishers of a virtual host while its store is larger than it may be (SPEC A11)."""
+        size_max = self.config.disk.vhost_max
+        if not size_max:
+            return
+        assert isinstance(vhost.store, RocksStore), "opened by open_store"
+        loop = asyncio.get_running_loop()
+        name = vhost.name
+
+        def changed(overfull: bool, size_bytes: int) -> None:
+            text = (
+                f"the store of vhost '{name}' holds {size_bytes} bytes, its limit is {size_max}" if overfull else None
+            )
+            with contextlib.suppress(RuntimeError):
+                # The loop may be gone; then nobody publishes.
+                loop.call_soon_threadsafe(self.alarms.set, "size", text, name)
+
+        guard = SizeGuard(vhost.store, overfull_bytes=size_max, underfull_bytes=int(size_max * UNDERFULL))
+        vhost.size_guard = guard
+        guard.listen(changed)
 
     def _object(self, name: str) -> CatalogObject:
         found = self.catalog.find(Kind.VHOST, name)
@@ -281,7 +306,8 @@ class Node:
     def _changed(self, supervised: Supervised) -> None:
         _log.info("vhost %r is %s", supervised.name, supervised.state)
         if supervised.state is not VHostState.RUNNING:
-            self.alarms.set("store", None, supervised.name)
+            for alarm in ("store", "size"):
+                self.alarms.set(alarm, None, supervised.name)
 
     def _gave_up(self, supervised: Supervised) -> None:
         if self.config.vhosts.on_failure == "stop_node":

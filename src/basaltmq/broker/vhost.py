@@ -54,6 +54,7 @@ from basaltmq.queues.paging import MemoryBudget
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.api import Store
 from basaltmq.store.commit import GroupCommit
+from basaltmq.store.size import SizeGuard
 
 DRAIN_S: Final = 30.0
 """How long closing waits for confirms that are under way."""
@@ -93,7 +94,8 @@ class VHost:
         """Why it failed."""
         self.blocked_by_store = False
         """The store is behind; publishers wait."""
-        self.returned_unroutable = 0
+        self.size_guard: SizeGuard | None = None
+        """Holds publishers while the store is over its size; closed with the planes."""
         self.on_blocked: Callable[[bool], None] = lambda blocked: None
         """Called when the store begins or ends to be behind."""
         self.on_failed: Callable[[BaseException], None] = lambda error: None
@@ -424,6 +426,8 @@ class VHost:
 
     def release_planes(self) -> None:
         """Close the planes, in a thread."""
+        if self.size_guard is not None:
+            self.size_guard.close()
         self.plane.close()
         for close in (self.streams.close, self.commit.close):
             try:

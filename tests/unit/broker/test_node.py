@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import msgspec
 import pytest
 from tests.unit.broker.rig import FakePublisher, FakeSink, drain, publish, settlement, until
 
-from basaltmq.broker.config import Config, Vhosts
+from basaltmq.broker.config import ByteCount, Config, Disk, Vhosts
 from basaltmq.broker.node import Node
 from basaltmq.broker.supervision import VHostState
 from basaltmq.broker.vhost import REQUEUE
@@ -247,6 +248,32 @@ def test_a_directorys_name_is_checked(tmp_path: Path) -> None:
     (directories.path("one") / NAME_FILE).write_bytes((directories.path("one") / NAME_FILE).read_bytes()[:-3])
     with pytest.raises(CorruptionError):
         directories.check("one")
+
+
+@pytest.mark.spec("A11")
+@pytest.mark.promise("P8")
+def test_publishers_of_a_vhost_over_its_size_are_held_until_consumers_made_room(tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        await node.create_vhost("other")
+        vhost = node.vhost("/")
+        vhost.declare_queue("q", durable=True)
+        here: list[str | None] = []
+        there: list[str | None] = []
+        node.on_blocked(here.append, vhost="/")
+        node.on_blocked(there.append, vhost="other")
+        publisher = FakePublisher()
+        number = 0
+        while not here:
+            publish(vhost, publisher, "q", *(os.urandom(50_000) for _ in range(20)), first=number + 1)
+            number += 20
+            await until(lambda wanted=number: len(publisher.told) == wanted)  # type: ignore[misc]
+        assert "its limit is" in str(here[0])
+        sink = FakeSink(vhost, ack=True)
+        vhost.subscribe("q", sink, tag="c", prefetch=100)
+        await until(lambda: len(sink.got) == number and here[-1] is None, 60)
+        assert there == []
+
+    with_node(tmp_path, test, config={"disk": Disk(vhost_max=ByteCount(16 << 20))})
 
 
 def test_settings_that_may_change_are_taken_over(tmp_path: Path) -> None:
