@@ -52,7 +52,7 @@ def lease_answer(found: Sequence[Delivery], visibility_ms: int) -> bytes:
             frame = frames[place]
         else:
             frame = frames[place] = _frame(delivery)
-        if frame is None or delivery.body is not None:
+        if frame is None:
             parts += _whole(delivery)
         else:
             parts += (frame.before, delivery.id, frame.between, row[frame.start :], frame.after)
@@ -63,7 +63,9 @@ def _frame(delivery: Delivery) -> _Frame | None:
     """The frame of messages like this one; None if they cannot be put together from their rows."""
     row = delivery.row
     if row[0] != LAYOUT:
+        # In an envelope, its payload perhaps apart.
         return None
+    assert delivery.body is None, "a row without an envelope holds its payload"
     _, priority, attempts, weight, _, _, labels_bytes, properties_bytes, payload_bytes = HEAD.unpack_from(row)
     if labels_bytes:
         return None

@@ -55,6 +55,22 @@ def test_the_answer_says_what_was_enqueued(drafts: list[Draft | bytes], has_prio
         assert (got.priority, got.enqueued_ns) == (message.priority, message.enqueued_ns)
 
 
+def test_messages_that_differ_in_key_or_time_only_are_told_apart() -> None:
+    store = MemoryStore()
+    commit = GroupCommit(store)
+    with QueuePlane(store, commit) as plane:
+        plane.create(QueueConfig(name="q"))
+        for key in ("a", "b", "a"):
+            plane.enqueue("q", [Draft(payload=b"same", fairness_key=key)], durability=Durability.WRITTEN)
+        found = plane.lease("q", 10)
+        answer = wire.LeaseResponse.FromString(lease_answer(found, 1))
+        messages = [each.message() for each in found]
+    commit.close()
+    assert sorted(each.fairness_key for each in answer.messages) == ["a", "a", "b"]
+    assert [each.enqueued_ns for each in answer.messages] == [each.enqueued_ns for each in messages]
+    assert len({each.enqueued_ns for each in answer.messages}) == 3
+
+
 @given(st.integers(0, (1 << 64) - 1))
 def test_numbers_are_written_as_protobuf_writes_them(value: int) -> None:
     assert b"\x08" + varint(value) == (wire.LeaseResponse(token=value).SerializeToString() or b"\x08\x00")

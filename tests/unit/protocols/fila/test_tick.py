@@ -157,6 +157,26 @@ def test_a_queue_that_refuses_refuses_calls_and_not_their_neighbours() -> None:
     run(test)
 
 
+def test_what_a_queue_refuses_is_dead_lettered_once() -> None:
+    async def test(bench: Bench) -> None:
+        bench.plane.create(
+            QueueConfig(
+                name="short",
+                length_max=2,
+                overflow=Overflow.REJECT_PUBLISH_DEAD_LETTER,
+                dead_letter_queue="dead",
+            )
+        )
+        calls = [bench.tick.enqueue("short", [b"%d" % i]) for i in range(4)]
+        await turn()
+        bench.commit.sync()
+        verdicts = await asyncio.gather(*calls, return_exceptions=True)
+        assert [isinstance(each, QueueFullError) for each in verdicts] == [False, False, True, True]
+        assert (bench.plane.stats("short")["ready"], bench.plane.stats("dead")["ready"]) == (2, 2)
+
+    run(test)
+
+
 @pytest.mark.promise("P1")
 def test_a_failed_sync_is_told_to_everyone_who_waited() -> None:
     async def test(bench: Bench) -> None:

@@ -1,0 +1,172 @@
+"""Consume streams: who holds which message, leases that run out, clients that do not read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+import pytest
+
+from basaltmq.errors import AuthenticationError, MessageNotFoundError, QueueNotFoundError, StoreClosedError
+from basaltmq.protocols.fila import streams as module
+from basaltmq.protocols.fila.access import Caller
+from basaltmq.protocols.fila.api_keys import ApiKeys
+from basaltmq.protocols.fila.streams import AckFrom, Streams
+from basaltmq.protocols.fila.takers import Takers
+from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.queues.delivery import Delivery
+from basaltmq.queues.plane import QueuePlane
+from basaltmq.store.commit import GroupCommit
+from basaltmq.store.memory import MemoryStore
+
+Deliveries = AsyncGenerator[Delivery, None]
+
+
+class Bench:
+    def __init__(self, ack_from: AckFrom, visibility_ms: int) -> None:
+        self.store = MemoryStore()
+        self.commit = GroupCommit(self.store)
+        self.plane = QueuePlane(self.store, self.commit)
+        self.plane.create(QueueConfig(name="q", durability=Durability.WRITTEN, visibility_timeout_ms=visibility_ms))
+        loop = asyncio.get_running_loop()
+        self.takers = Takers(self.plane, loop)
+        self.streams = Streams(self.plane, self.takers, loop, ack_from=ack_from)
+        self.keys = ApiKeys(self.store)
+
+    def caller(self, peer: str) -> Caller:
+        return Caller(self.keys, None, lambda: peer)
+
+    def consume(self, peer: str) -> Deliveries:
+        return self.streams.consume("q", self.caller(peer))
+
+    def fill(self, count: int, size: int = 1) -> None:
+        self.plane.enqueue("q", [bytes(size)] * count)
+
+    def ack(self, peer: str, message_id: bytes) -> None:
+        self.streams.settle("q", message_id, self.caller(peer), lambda token: self.plane.ack("q", token, [message_id]))
+
+    def counts(self) -> tuple[int, int]:
+        stats = self.plane.stats("q")
+        return stats["ready"], stats["leased"]
+
+
+def run(
+    test: Callable[[Bench], Awaitable[None]], *, ack_from: AckFrom = "holder", visibility_ms: int = 3_600_000
+) -> None:
+    async def inside() -> None:
+        bench = Bench(ack_from, visibility_ms)
+        try:
+            await asyncio.wait_for(test(bench), 30)
+        finally:
+            bench.plane.close()
+            bench.commit.close()
+
+    asyncio.run(inside())
+
+
+@pytest.mark.spec("C7")
+def test_a_message_whose_lease_ran_out_is_the_next_consumers_alone() -> None:
+    async def test(bench: Bench) -> None:
+        bench.fill(1)
+        slow, fast = bench.consume("slow"), bench.consume("fast")
+        first = await anext(slow)
+        second = await anext(fast)
+        assert (second.id, second.attempts) == (first.id, 1)
+        with pytest.raises(MessageNotFoundError, match="not leased to this connection"):
+            bench.ack("slow", first.id)
+        bench.ack("fast", second.id)
+        assert bench.counts() == (0, 0)
+        with pytest.raises(MessageNotFoundError):
+            bench.ack("fast", second.id)
+        for each in (slow, fast):
+            await each.aclose()
+
+    run(test, visibility_ms=50)
+
+
+def test_any_connection_may_answer_where_that_is_wanted() -> None:
+    async def test(bench: Bench) -> None:
+        bench.fill(1)
+        stream = bench.consume("one")
+        bench.ack("another", (await anext(stream)).id)
+        assert bench.counts() == (0, 0)
+        await stream.aclose()
+
+    run(test, ack_from="any")
+
+
+@pytest.mark.spec("C7")
+def test_a_stream_that_ends_gives_back_what_it_holds_and_is_forgotten() -> None:
+    async def test(bench: Bench) -> None:
+        bench.fill(5)
+        stream = bench.consume("one")
+        held = [await anext(stream) for _ in range(3)]
+        bench.ack("one", held[0].id)
+        await stream.aclose()
+        assert bench.counts() == (4, 0)
+        assert (len(bench.streams), bench.streams.held, bench.takers.parties("q")) == (0, 0, 0)
+        with pytest.raises(MessageNotFoundError):
+            bench.ack("one", held[1].id)
+
+    run(test)
+
+
+def test_a_client_that_takes_nothing_loses_what_was_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STALL_S", 0.05)
+
+    async def test(bench: Bench) -> None:
+        bench.fill(10)
+        stuck = bench.consume("stuck")
+        # Leases are for 1, 2, 4 ... messages, as their size becomes known; of the third one message is sent.
+        for _ in range(4):
+            await anext(stuck)
+        assert bench.counts() == (3, 7)
+        other = bench.consume("other")
+        for _ in range(6):
+            await anext(other)
+        assert bench.counts() == (0, 10), "all but the four that were sent"
+        for each in (stuck, other):
+            await each.aclose()
+        assert bench.counts() == (10, 0)
+
+    run(test)
+
+
+def test_large_messages_are_leased_a_few_at_a_time() -> None:
+    async def test(bench: Bench) -> None:
+        bench.fill(20, size=400_000)
+        stream = bench.consume("one")
+        most = 0
+        for _ in range(6):
+            bench.ack("one", (await anext(stream)).id)
+            most = max(most, bench.counts()[1])
+        assert most <= 2
+        await stream.aclose()
+
+    run(test)
+
+
+def test_streams_end_when_the_queue_is_gone_the_key_is_or_the_server_stops() -> None:
+    async def test(bench: Bench) -> None:
+        key, text = bench.keys.create("worker", is_superadmin=True)
+        keyed = bench.streams.consume("q", Caller(bench.keys, bench.keys.authenticate(text), lambda: "keyed"))
+        waiting = asyncio.ensure_future(anext(keyed))
+        await asyncio.sleep(0.01)
+        bench.keys.watch(bench.streams.recheck)
+        bench.keys.revoke(key.id)
+        with pytest.raises(AuthenticationError):
+            await waiting
+        waiting = asyncio.ensure_future(anext(bench.consume("plain")))
+        await asyncio.sleep(0.01)
+        bench.plane.delete("q")
+        with pytest.raises(QueueNotFoundError):
+            await waiting
+        bench.plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
+        waiting = asyncio.ensure_future(anext(bench.consume("plain")))
+        await asyncio.sleep(0.01)
+        bench.streams.close()
+        with pytest.raises(StoreClosedError, match="stopping"):
+            await waiting
+        assert len(bench.streams) == 0
+
+    run(test)
