@@ -213,7 +213,9 @@ class _Connection:
         parts: list[bytes] = []
         size_bytes = 0
         if self._http.they_are_waiting_for_100_continue:
-            await self._write(self._http.send(h11.InformationalResponse(status_code=100, headers=[])))
+            await self._write(
+                self._http.send(h11.InformationalResponse(status_code=100, headers=[], reason="Continue"))
+            )
         while True:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 event = await self._next()
