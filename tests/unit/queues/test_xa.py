@@ -373,3 +373,23 @@ def test_rows_of_branches_are_read_as_written_and_damage_is_named(
     planes.store.write(batch)
     with pytest.raises(CorruptionError, match="is to enqueue 2 messages, and 1 are there"):
         plane.xa.commit(X)
+
+
+@pytest.mark.usefixtures("queues")
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("commit", [False, True])
+def test_what_a_consumer_held_without_a_row_has_one_once_its_branch_is_prepared(
+    planes: Planes, plane: QueuePlane, restart: bool, commit: bool
+) -> None:
+    held = plane.lease("in", 2, consumer="somebody", visibility_ms=0)
+    session = plane.xa.begin(X)
+    session.ack("in", held[0].token, [held[0].id])
+    session.end()
+    plane.xa.prepare(X)
+    if restart:
+        plane = planes.open()
+    free = [b"2", b"3"] if restart else [b"3"]
+    assert [d.payload for d in plane.lease("in", 9, visibility_ms=0)] == free
+    (plane.xa.commit if commit else plane.xa.rollback)(X)
+    assert [d.payload for d in plane.lease("in", 9)] == ([] if commit else [b"1"])
+    assert plane.stats("in")["messages"] == (2 if commit else 3)
