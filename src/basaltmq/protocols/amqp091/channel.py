@@ -88,39 +88,49 @@ class Channel:
         return self.last_queue
 
     def publish(self, event: Published) -> None:
-        """Messages that came by one basic.publish after the other, all by the same route."""
-        method = event.method
-        exchange, routing_key, mandatory = method.exchange, method.routing_key, method.mandatory
-        permissions = self.connection.server.node.permissions
-        permissions.check(self.user, self.vhost.name, "write", exchange or DEFAULT_EXCHANGE_RESOURCE)
-        if exchange:
-            permissions.check_topic(self.user, self.vhost.name, exchange, "write", routing_key)
-        if method.immediate:
-            raise ConnectionFault(NOT_IMPLEMENTED, "immediate=true", method.number)
+        """Messages that came one after the other. What came before one that is refused is published all the same."""
         self.connection.is_publisher = True
-        self.published += len(event.bodies)
-        if not exchange and reply_to.is_reply_name(routing_key):
-            self._publish_reply(event)
-            return
-        self.vhost.check_exchange(exchange)
         known = self.connection.checked_properties
         confirms = self.confirms
         number, step = (confirms.last, 1) if confirms is not None else (0, 0)
+        route: m.BasicPublish | None = None
+        exchange = routing_key = ""
+        mandatory = to_channel = False
         messages: list[Publish] = []
         try:
-            for raw, body in zip(event.properties, event.bodies, strict=True):
+            for method, raw, body in event.messages:
+                if method is not route:
+                    to_channel = self._check_route(method)
+                    route = method
+                    exchange, routing_key, mandatory = method.exchange, method.routing_key, method.mandatory
                 if raw not in known:
                     raw = self._check_properties(raw)
                 number += step
-                messages.append((self, exchange, routing_key, raw, body, mandatory, number))
+                if to_channel:
+                    self._publish_reply(method, raw, body, number)
+                else:
+                    messages.append((self, exchange, routing_key, raw, body, mandatory, number))
         finally:
-            # What came before a message that is refused is published all the same.
+            self.published += len(messages)
             if confirms is not None:
                 confirms.last = number
             if self.transaction is not None:
                 self.transaction.publish(messages)
-            else:
+            elif messages:
                 self.vhost.publish_many(messages)
+
+    def _check_route(self, method: m.BasicPublish) -> bool:
+        """Whether the user may publish there; True if the route leads to a channel that waits for answers."""
+        exchange, permissions = method.exchange, self.connection.server.node.permissions
+        permissions.check(self.user, self.vhost.name, "write", exchange or DEFAULT_EXCHANGE_RESOURCE)
+        if method.immediate:
+            raise ConnectionFault(NOT_IMPLEMENTED, "immediate=true", method.number)
+        if exchange:
+            permissions.check_topic(self.user, self.vhost.name, exchange, "write", method.routing_key)
+        elif reply_to.is_reply_name(method.routing_key):
+            return True
+        self.vhost.check_exchange(exchange)
+        return False
 
     def _check_properties(self, raw: bytes) -> bytes:
         """Properties fit to be sent on, with the name for answers put in."""
@@ -143,22 +153,16 @@ class Channel:
             known.add(raw)
         return raw
 
-    def _publish_reply(self, event: Published) -> None:
-        """Answers to a channel that asked: they go past the queues, and are taken or dropped at once."""
-        method = event.method
-        numbers = []
-        for raw, body in zip(event.properties, event.bodies, strict=True):
-            raw = self._check_properties(raw)
-            taker = self.connection.server.replies.find(self.vhost.name, method.routing_key)
-            if taker is not None:
-                taker.take_reply(method.exchange, method.routing_key, raw, body)
-            elif method.mandatory:
-                self.returned(NO_ROUTE, "NO_ROUTE", method.exchange, method.routing_key, raw, body)
-            if self.confirms is not None:
-                self.confirms.last += 1
-                numbers.append(self.confirms.last)
-        if numbers:
-            self.confirmed(numbers, True)
+    def _publish_reply(self, method: m.BasicPublish, raw: bytes, body: bytes, number: int) -> None:
+        """An answer to a channel that asked: it goes past the queues, and is taken or dropped at once."""
+        taker = self.connection.server.replies.find(self.vhost.name, method.routing_key)
+        if taker is not None:
+            taker.take_reply(method.exchange, method.routing_key, raw, body)
+        elif method.mandatory:
+            self.returned(NO_ROUTE, "NO_ROUTE", method.exchange, method.routing_key, raw, body)
+        self.published += 1
+        if number:
+            self.confirmed([number], True)
 
     def take_reply(self, exchange: str, routing_key: str, properties: bytes, body: bytes) -> None:
         """An answer for this channel."""

@@ -190,7 +190,7 @@ class Connection(asyncio.Protocol):
         except Fault as fault:
             self.refuse(channel.number, fault)
         except BasaltError as error:
-            number = what.method.number if isinstance(what, Published) else what.number
+            number = m.BasicPublish.number if isinstance(what, Published) else what.number
             self.refuse(channel.number, fault_of(error, number))
 
     def refuse(self, number: int, fault: Fault) -> None:

@@ -17,13 +17,17 @@ class Received(msgspec.Struct, gc=False):
     method: Method
 
 
+Message: TypeAlias = tuple[BasicPublish, bytes, bytes]
+"""A published message: the method, its properties and its body. Messages of one route often share one method object.
+
+A plain tuple, because one is made for every message."""
+
+
 class Published(msgspec.Struct, gc=False):
-    """Messages that came one after the other by the same basic.publish, at least one."""
+    """Messages that came one after the other on a channel, at least one."""
 
     channel: int
-    method: BasicPublish
-    properties: list[bytes]
-    bodies: list[bytes]
+    messages: list[Message]
 
 
 class HeaderRefused(msgspec.Struct):

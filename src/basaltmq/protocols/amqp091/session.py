@@ -38,6 +38,7 @@ from basaltmq.protocols.amqp091.events import (
     Event,
     HeaderAccepted,
     HeaderRefused,
+    Message,
     Published,
     Received,
 )
@@ -63,14 +64,17 @@ PUBLISH_MEMO_MAX: Final = 512
 """Routes remembered per connection: more than a publisher uses at a time; a full memo is emptied, 100 KiB at most."""
 
 _METHOD_ID: Final = Struct(">I")
+_SIZE: Final = Struct(">I")
 _CONTENT_HEAD_BYTES: Final = CONTENT_HEAD.size
 _HEADER_BYTES_MIN: Final = CONTENT_FIXED_BYTES + 2
 _ACK: Final = Struct(">QB")
 _ACK_ID: Final = 60 << 16 | 80
 _ACK_BYTES: Final = 4 + _ACK.size
 _PUBLISH_ID: Final = 60 << 16 | 40
+_PUBLISH_PREFIX: Final = b"\0\x3c\0\x28"
 _PUBLISH_METHOD: Final = 40
 _PUBLISH_BYTES_MIN: Final = 9
+_EXCHANGE_AT: Final = HEAD_BYTES + 6
 _METHOD_AT: Final = HEAD_BYTES + 3
 """Where in a method frame the low byte of the method's number lies: enough to leave other methods alone."""
 _CONNECTION_CLASS: Final = 10
@@ -129,7 +133,6 @@ class Session:
 
     def _walk(self, data: bytes, at: int) -> Iterator[Event]:
         end = len(data)
-        memo = self._memo
         while at < end:
             if at + HEAD_BYTES > end:
                 self._hold(data, at, HEAD_BYTES)
@@ -141,12 +144,11 @@ class Session:
                 and stop < end
                 and size >= _PUBLISH_BYTES_MIN
                 and data[at + _METHOD_AT] == _PUBLISH_METHOD
-                and (found := memo.get(data[at : stop + 1])) is not None
-                and found[0].phase is OPEN
+                and (found := self._route(number, data[at : stop + 1])) is not None
             ):
-                published, at = self._publishes(data, at, stop + 1, number, found[1])
-                if published is not None:
-                    yield published
+                messages, at = self._publishes(data, at, stop + 1, *found)
+                if messages:
+                    yield Published(number, messages)
                     continue
             if size > self.tuning.frame_bytes_max - OVERHEAD_BYTES:
                 raise ConnectionFault(
@@ -169,16 +171,18 @@ class Session:
                 return
 
     def _publishes(
-        self, data: bytes, at: int, content_at: int, number: int, method: m.BasicPublish
-    ) -> tuple[Published | None, int]:
-        """The publishes at `at` by one method that lie in the buffer as a whole, and where they end."""
+        self, data: bytes, at: int, content_at: int, state: ChannelState, method: m.BasicPublish
+    ) -> tuple[list[Message], int]:
+        """The publishes from `at` on, on one channel and by known routes, that lie in the buffer as a whole, and where
+        they end. Whatever is not quite as it should be is left to the walk frame by frame."""
         end = len(data)
+        number = state.number
         method_frame = data[at:content_at]
         method_bytes = content_at - at
         body_bytes_max = min(self.limits.message_bytes_max, self.tuning.frame_bytes_max - OVERHEAD_BYTES)
-        head_of, content_head_of = HEAD.unpack_from, CONTENT_HEAD.unpack_from
-        properties: list[bytes] = []
-        bodies: list[bytes] = []
+        content_head_of, begins = CONTENT_HEAD.unpack_from, data.startswith
+        body_head, body_head_for = b"", -1
+        messages: list[Message] = []
         while True:
             start = at + method_bytes
             if start + _CONTENT_HEAD_BYTES > end:
@@ -188,26 +192,31 @@ class Session:
             if kind != HEADER or channel != number or class_id != BASIC_CLASS or weight or size < _HEADER_BYTES_MIN:
                 break
             if body_bytes:
+                if body_bytes != body_head_for:
+                    if body_bytes > body_bytes_max:
+                        break
+                    body_head, body_head_for = HEAD.pack(BODY, number, body_bytes), body_bytes
                 last = body_at + HEAD_BYTES + body_bytes
-                if (
-                    last >= end
-                    or body_bytes > body_bytes_max
-                    or data[body_at - 1] != END
-                    or head_of(data, body_at) != (BODY, number, body_bytes)
-                    or data[last] != END
-                ):
+                if last >= end or data[body_at - 1] != END or not begins(body_head, body_at) or data[last] != END:
                     break
-                bodies.append(data[body_at + HEAD_BYTES : last])
+                body = data[body_at + HEAD_BYTES : last]
             else:
                 last = body_at - 1
                 if last >= end or data[last] != END:
                     break
-                bodies.append(b"")
-            properties.append(data[start + _CONTENT_HEAD_BYTES : body_at - 1])
+                body = b""
+            messages.append((method, data[start + _CONTENT_HEAD_BYTES : body_at - 1], body))
             at = last + 1
-            if not data.startswith(method_frame, at):
+            if begins(method_frame, at):
+                continue
+            if at + HEAD_BYTES + _PUBLISH_BYTES_MIN > end or data[at] != METHOD:
                 break
-        return (Published(number, method, properties, bodies) if bodies else None), at
+            frame = data[at : at + OVERHEAD_BYTES + int(_SIZE.unpack_from(data, at + 3)[0])]
+            found = self._route(number, frame)
+            if found is None:
+                break
+            method, method_frame, method_bytes = found[1], frame, len(frame)
+        return messages, at
 
     def _frame(self, kind: int, number: int, data: bytes, at: int, stop: int) -> Event | None:
         """Take one whole frame."""
@@ -257,7 +266,7 @@ class Session:
                 return None
             self._content_bytes -= state.got_bytes - size
         method, properties, body = state.take()
-        return Published(state.number, method, [properties], [body])
+        return Published(state.number, [(method, properties, body)])
 
     def _method(self, number: int, data: bytes, at: int, stop: int) -> Event | None:
         start = at + HEAD_BYTES
@@ -270,8 +279,9 @@ class Session:
                 if method_id == _ACK_ID and stop - start == _ACK_BYTES:
                     tag, bits = _ACK.unpack_from(data, start + 4)
                     return Received(number, m.BasicAck(tag, bits & 1 == 1))
-                if method_id == _PUBLISH_ID:
-                    self._begin_publish(state, data, at, stop)
+                if method_id == _PUBLISH_ID and (found := self._route(number, data[at : stop + 1])) is not None:
+                    state.method = found[1]
+                    state.phase = CONTENT
                     return None
                 return self._channel_method(state, self._decode(method_id, data[start:stop]))
             return self._odd_method(number, state, method_id, data[start:stop])
@@ -294,32 +304,28 @@ class Session:
             )
         return codec.decode(payload)
 
-    def _begin_publish(self, state: ChannelState, data: bytes, at: int, stop: int) -> None:
-        """basic.publish: its arguments by hand, because a publisher to many routes sends one for every message."""
-        start = at + HEAD_BYTES
-        exchange_at = start + 6
-        method: m.BasicPublish | None = None
-        if exchange_at < stop:
-            key_at = exchange_at + 1 + data[exchange_at]
-            if key_at < stop:
-                bits_at = key_at + 1 + data[key_at]
-                if bits_at == stop - 1:
-                    bits = data[bits_at]
-                    try:
-                        exchange = data[exchange_at + 1 : key_at].decode()
-                        key = data[key_at + 1 : bits_at].decode()
-                        method = m.BasicPublish(0, exchange, key, bits & 1 == 1, bits & 2 == 2)
-                    except UnicodeDecodeError:
-                        pass
-        if method is None:
-            # Malformed: the general way says how.
-            self._decode(_PUBLISH_ID, data[start:stop])
-            raise ConnectionFault(FRAME_ERROR, "malformed basic.publish", m.BasicPublish.number)
-        state.method = method
-        state.phase = CONTENT
+    def _route(self, number: int, frame: bytes) -> tuple[ChannelState, m.BasicPublish] | None:
+        """A whole basic.publish on an open channel, its arguments by hand because a publisher to many routes sends one
+        for every message. None for anything else, the malformed included: the general way says what is wrong."""
+        found = self._memo.get(frame)
+        if found is not None and found[0].phase is OPEN:
+            return found
+        state = self.channels.get(number)
+        if state is None or state.phase is not OPEN or not frame.startswith(_PUBLISH_PREFIX, HEAD_BYTES):
+            return None
+        try:
+            key_at = _EXCHANGE_AT + 1 + frame[_EXCHANGE_AT]
+            bits_at = key_at + 1 + frame[key_at]
+            bits = frame[bits_at]
+            exchange, key = frame[_EXCHANGE_AT + 1 : key_at].decode(), frame[key_at + 1 : bits_at].decode()
+        except (IndexError, UnicodeDecodeError):
+            return None
+        if bits_at + 2 != len(frame) or frame[-1] != END:
+            return None
         if len(self._memo) >= PUBLISH_MEMO_MAX:
             self._memo.clear()
-        self._memo[data[at : stop + 1]] = (state, method)
+        found = self._memo[frame] = (state, m.BasicPublish(0, exchange, key, bits & 1 == 1, bits & 2 == 2))
+        return found
 
     def _channel_method(self, state: ChannelState, method: m.Method) -> Event | None:
         """A method on a channel that is open and between contents."""

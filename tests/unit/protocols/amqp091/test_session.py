@@ -31,7 +31,14 @@ from basaltmq.protocols.amqp091.errors import (
     ConnectionFault,
     LocalProtocolError,
 )
-from basaltmq.protocols.amqp091.events import ChannelFailed, ConnectionFailed, HeaderAccepted, HeaderRefused, Received
+from basaltmq.protocols.amqp091.events import (
+    ChannelFailed,
+    ConnectionFailed,
+    HeaderAccepted,
+    HeaderRefused,
+    Published,
+    Received,
+)
 from basaltmq.protocols.amqp091.frames import (
     BODY,
     CONTENT_HEAD,
@@ -269,10 +276,25 @@ def test_byte_by_byte_gives_the_same_messages(sent_messages: list[tuple[int, str
     assert published(events) == [(*each[:5], each[5][:100]) for each in sent_messages]
 
 
-def test_messages_of_one_route_come_as_one_event() -> None:
+def test_messages_of_a_channel_come_as_one_event() -> None:
+    session = running(channels=2)
+    raw = publish(b"a") + publish(b"b", properties=b"\x10\0\2") + publish(b"", key="other") + publish(b"c")
+    events = [
+        event for event in drain(session, raw + publish(b"d", channel=2) + publish(b"e")) if type(event) is Published
+    ]
+    assert [len(event.messages) for event in events] == [4, 1, 1]
+    assert [each[5] for each in published(events)] == [b"a", b"b", b"", b"c", b"d", b"e"]
+    assert events[0].messages[0][0] is events[0].messages[1][0], "an owner tells a route it knows by its object"
+
+
+@pytest.mark.parametrize("what", CODES)
+def test_the_code_is_the_same_behind_messages_of_the_same_buffer(what: str) -> None:
+    raw, code = CODES[what]
     session = running()
-    events = drain(session, publish(b"first") + publish(b"a") + publish(b"b", properties=b"\x10\0\2"))
-    assert [len(getattr(event, "bodies", ())) for event in events] == [1, 2]
+    events = drain(session, publish(b"1") + publish(b"2") + raw)
+    assert isinstance(events[-1], ConnectionFailed)
+    assert events[-1].fault.code == code
+    assert len(published(events)) == 2
 
 
 def test_contents_of_two_channels_may_be_mixed() -> None:

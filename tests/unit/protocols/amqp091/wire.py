@@ -127,8 +127,8 @@ def drain(session: Session, raw: bytes) -> list[Event]:
 def published(events: Iterable[Event]) -> list[tuple[int, str, str, bool, bytes, bytes]]:
     """Every message of events, one by one."""
     return [
-        (event.channel, event.method.exchange, event.method.routing_key, event.method.mandatory, properties, body)
+        (event.channel, method.exchange, method.routing_key, method.mandatory, properties, body)
         for event in events
         if isinstance(event, Published)
-        for properties, body in zip(event.properties, event.bodies, strict=True)
+        for method, properties, body in event.messages
     ]
