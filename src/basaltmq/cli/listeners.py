@@ -91,6 +91,7 @@ class FilaListener:
         self._sock: socket.socket | None = sock
         self._serving: tuple[VHost, Callable[[float], asyncio.Future[None]]] | None = None
         self._following: asyncio.Task[None] | None = None
+        self._waits_for = ""
 
     async def start(self) -> None:
         await self._follow_once()
@@ -113,10 +114,14 @@ class FilaListener:
                 _log.error("gRPC: %s", error)
 
     async def _follow_once(self) -> None:
+        vhost: VHost | None = None
         try:
-            vhost: VHost | None = self._node.vhost(self._config.fila.vhost)
-        except BasaltError:
-            vhost = None
+            vhost = self._node.vhost(self._config.fila.vhost)
+            self._waits_for = ""
+        except BasaltError as error:
+            if str(error) != self._waits_for:
+                self._waits_for = str(error)
+                _log.warning("gRPC is not served yet: %s (fila.vhost)", error)
         if self._serving is not None and self._serving[0] is not vhost:
             await self._stop(0)
         if self._serving is None and vhost is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -104,3 +105,34 @@ def test_the_broker_goes_down_with_it_where_the_settings_say_so(own_broker: Brok
     own_broker.start()
     assert own_broker.wait() == 74
     assert "the node stops, as vhosts.on_failure says" in own_broker.log()
+
+
+def test_grpc_follows_its_virtual_host_through_a_restart(own_broker: Broker) -> None:
+    assert listens(own_broker.port("fila"))
+    own_broker.call("POST", path("vhosts", "/", "restart"))
+    eventually(lambda: listens(own_broker.port("fila")), "gRPC is back")
+    assert own_broker.stop() == 0
+    own_broker.flags = ("--fila-vhost=later",)
+    own_broker.start()
+    assert "gRPC is not served yet: vhost 'later' not found" in own_broker.log()
+    own_broker.call("PUT", path("vhosts", "later"), {})
+    eventually(lambda: listens(own_broker.port("fila")), "gRPC is there")
+
+
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), WAIT_S).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_metrics_can_be_for_monitors_only(tmp_path: Path) -> None:
+    with running(tmp_path / "data", "--admin-metrics-public=false", "--fila-enabled=no") as broker:
+        with contextlib.closing(broker.api("guest", "wrong")) as stranger:
+            assert refused(stranger.get, "/metrics").status == 401
+        broker.call("PUT", path("users", "plain"), {"password": "p", "tags": ["management"]})
+        with contextlib.closing(broker.api("plain", "p")) as plain:
+            assert refused(plain.get, "/metrics/per-object").status == 403
+        assert "basalt_build_info" in broker.call("GET", "/metrics")
+        assert "fila" not in broker.ports

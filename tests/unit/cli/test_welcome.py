@@ -1,0 +1,47 @@
+"""What a newcomer reads: it is true for the settings at hand, and its example runs."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+
+import msgspec
+
+from basaltmq.broker.config import Config
+from basaltmq.cli.welcome import welcome
+
+PORTS = {"amqp": 5672, "admin": 15672, "fila": 5555}
+
+
+def changed(section: str, **fields: object) -> Config:
+    config = Config()
+    return msgspec.structs.replace(config, **{section: msgspec.structs.replace(getattr(config, section), **fields)})
+
+
+def test_ten_lines_of_python_with_the_address_it_listens_on() -> None:
+    text = welcome(Config(), {**PORTS, "amqp": 6000}, "9.9")
+    lines = [line for line in text.splitlines() if line.startswith("    ")]
+    example = textwrap.dedent("\n".join(lines[:10]))
+    ast.parse(example)
+    assert "amqp://guest:guest@127.0.0.1:6000/%2F" in example
+    assert "http://127.0.0.1:15672/api/docs" in text
+    assert "basalt user create alice --tag management\n" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_a_password_that_was_chosen_is_not_shown_and_guest_is_not_promised() -> None:
+    chosen = {"default_user": "root", "default_password": "hunter2"}
+    text = welcome(changed("auth", **chosen), PORTS, "9.9")
+    assert "hunter2" not in text
+    assert "amqp://root:PASSWORD@" in text
+    assert "guest is let in" not in welcome(changed("auth", loopback_users=()), PORTS, "9.9")
+
+
+def test_addresses_are_ones_a_client_can_use() -> None:
+    everywhere = msgspec.structs.replace(Config(), host="::")
+    assert "http://127.0.0.1:15672" in welcome(everywhere, PORTS, "9.9")
+    one = msgspec.structs.replace(Config(), host="fd00::1")
+    assert "@[fd00::1]:5672/" in welcome(one, PORTS, "9.9")
+    assert "--server http://127.0.0.1:7000" in welcome(Config(), {"admin": 7000}, "9.9")
+    assert "pika" not in welcome(Config(), {"admin": 7000}, "9.9")
+    assert "https://127.0.0.1:15672/api/docs" in welcome(changed("admin", tls=True), PORTS, "9.9")
