@@ -8,15 +8,19 @@ batch.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from basaltmq.broker.consumer import Consumer, share_out, wanted
-from basaltmq.broker.publishing import ACK, Settlement
+from basaltmq.broker.publishing import ACK, REQUEUE, Settlement
 from basaltmq.broker.queue import BrokerQueue
 from basaltmq.errors import QueueNotFoundError
 from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.plane import QueuePlane
+
+_log: Final = logging.getLogger(__name__)
 
 
 class Dispatch:
@@ -76,6 +80,14 @@ class Dispatch:
 
     def _share(self, queue: BrokerQueue, line: deque[Consumer], found: list[Delivery]) -> None:
         for consumer, deliveries in share_out(line, found):
+            if consumer.is_cancelled:
+                # Another's delivery, a moment ago, made it go.
+                self._settle(Settlement(queue.name, found[0].token, [each.id for each in deliveries], REQUEUE))
+                continue
             if consumer.no_ack:
                 self._settle(Settlement(queue.name, found[0].token, [each.id for each in deliveries], ACK))
-            consumer.sink.deliver(consumer, deliveries)
+            try:
+                consumer.sink.deliver(consumer, deliveries)
+            except Exception:
+                # A bug of that channel, which still holds the messages: the other queues are served all the same.
+                _log.exception("consumer %r of queue %r failed to take messages", consumer.tag, queue.name)

@@ -228,40 +228,44 @@ class Publishing:
         return True
 
     def _apply(self, publishes: list[Publish], settlements: list[Settlement]) -> None:
+        """Do all of it. If the store gets behind on the way, what is left in the lists is what was not done."""
+        batch = _Batch()
         try:
-            self._apply_together(publishes, settlements)
+            if publishes:
+                self._sort(publishes, batch)
+            if batch.steps or batch.instant or settlements:
+                with self._plane.change():
+                    self._write(batch, settlements)
         except StorageError:
             raise
         except Exception as error:
-            if len(publishes) + len(settlements) <= 1:
-                self._refuse(publishes, settlements, error)
-                return
-            for settlement in settlements:
-                self._apply([], [settlement])
-            for publish in publishes:
-                self._apply([publish], [])
+            self._apart(publishes, settlements, error)
+            return
+        self._tell(batch)
+
+    def _apart(self, publishes: list[Publish], settlements: list[Settlement], error: Exception) -> None:
+        """One operation spoils the batch: do them one by one, and refuse the one that cannot be done."""
+        if len(publishes) + len(settlements) == 1:
+            self._refuse(publishes, settlements, error)
+            return
+        while settlements:
+            self._apply([], [settlements[0]])
+            del settlements[0]
+        while publishes:
+            self._apply([publishes[0]], [])
+            del publishes[0]
 
     def _refuse(self, publishes: list[Publish], settlements: list[Settlement], error: Exception) -> None:
-        """One operation that cannot be done: a lease that is over is nobody's loss, a publish is refused."""
+        """A publish that cannot be done is refused; a lease that is over is nobody's loss."""
         if not isinstance(error, BasaltError):
-            _log.exception("an operation failed", exc_info=error)
+            _log.error("an operation failed", exc_info=error)
         for publisher, exchange, _, _, _, _, number in publishes:
             _log.warning("a message to exchange %r was refused: %s", exchange, error)
             if number:
-                publisher.confirmed([number], False)
+                _call(publisher.confirmed, [number], False)
         for settlement in settlements:
             if len(settlement.ids) > 1:
-                for message_id in settlement.ids:
-                    self._apply([], [settlement._replace(ids=[message_id])])
-
-    def _apply_together(self, publishes: list[Publish], settlements: list[Settlement]) -> None:
-        batch = _Batch()
-        if publishes:
-            self._sort(publishes, batch)
-        if batch.steps or batch.instant or settlements:
-            with self._plane.change():
-                self._write(batch, settlements)
-        self._tell(batch)
+                self._apply([], [settlement._replace(ids=[message_id]) for message_id in settlement.ids])
 
     def _write(self, batch: _Batch, settlements: Iterable[Settlement]) -> None:
         """The operations of a batch, inside a change."""
@@ -290,11 +294,11 @@ class Publishing:
             queue.published += len(deliveries)
             self._hand(queue, deliveries)
         for publisher, exchange, key, raw, body, _, _ in batch.returns:
-            publisher.returned(NO_ROUTE, "NO_ROUTE", exchange, key, raw, body)
+            _call(publisher.returned, NO_ROUTE, "NO_ROUTE", exchange, key, raw, body)
         for publisher, numbers in batch.nacks.items():
-            publisher.confirmed(numbers, False)
+            _call(publisher.confirmed, numbers, False)
         for publisher, numbers in batch.confirms.items():
-            publisher.confirmed(numbers, True)
+            _call(publisher.confirmed, numbers, True)
         waits: list[asyncio.Future[None]] = [
             self._streams.append(queue, messages) for queue, messages in batch.streams.items()
         ]
@@ -310,11 +314,13 @@ class Publishing:
         if done.cancelled():
             return
         error = done.exception()
-        if error is not None:
+        if isinstance(error, StorageError):
             self._failed(error)
             return
+        if error is not None:
+            _log.warning("messages were refused: %s", error)
         for publisher, numbers in confirms.items():
-            publisher.confirmed(numbers, True)
+            _call(publisher.confirmed, numbers, error is None)
 
     def commit_tx(self, publishes: list[Publish], settlements: list[Settlement]) -> asyncio.Future[None]:
         """Do all of it as one batch; the future resolves when it is durable. Nothing is done if anything cannot be."""
@@ -328,14 +334,14 @@ class Publishing:
         for queue, deliveries in batch.handed:
             self._hand(queue, deliveries)
         for publisher, exchange, key, raw, body, _, _ in batch.returns:
-            publisher.returned(NO_ROUTE, "NO_ROUTE", exchange, key, raw, body)
+            _call(publisher.returned, NO_ROUTE, "NO_ROUTE", exchange, key, raw, body)
         waits = [self._streams.append(queue, messages) for queue, messages in batch.streams.items()]
         waits.append(self._commit.durable())
         result: asyncio.Future[None] = loop.create_future()
 
         def finish(done: asyncio.Future[Any]) -> None:
             error = done.exception()
-            if error is not None:
+            if isinstance(error, StorageError):
                 self._failed(error)
             if not result.done():
                 if error is None:
@@ -512,6 +518,14 @@ class Publishing:
         exchange = settings.dead_letter_exchange
         reached = self._queues_of(exchange, death.keys, death.parsed.headers)
         return death, [each for each in reached if death.may_enter(each.name)]
+
+
+def _call(tell: Callable[..., None], *told: Any) -> None:
+    """Tell a publisher; what is written is written, and one channel's bug is not the others'."""
+    try:
+        tell(*told)
+    except Exception:
+        _log.exception("a publisher could not be told what became of its messages")
 
 
 def _draft(queue: BrokerQueue, envelope: bytes, body: bytes, fate: Peek, headers: dict[str, Any]) -> Draft:

@@ -34,7 +34,13 @@ from basaltmq.broker.properties import (
     properties_start,
 )
 from basaltmq.broker.queue import BrokerQueue
-from basaltmq.errors import BasaltError, OffsetOutOfRangeError, PreconditionFailedError, StoreStalledError
+from basaltmq.errors import (
+    BasaltError,
+    OffsetOutOfRangeError,
+    PreconditionFailedError,
+    StorageError,
+    StoreStalledError,
+)
 from basaltmq.log.record import Record
 from basaltmq.store.api import Store
 from basaltmq.store.directory import QUARANTINE
@@ -122,6 +128,10 @@ class Stream:
                 return self._write(records)
             except StoreStalledError:
                 asyncio.get_running_loop().call_later(STALL_RETRY_S, self._try_again)
+            except BasaltError as error:
+                failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                failed.set_exception(error)
+                return failed
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((records, future))
         return future
@@ -230,9 +240,16 @@ class StreamQueues:
     """The stream queues of a virtual host. The plane below is opened when the first one is used."""
 
     def __init__(
-        self, store: Store, path: Path | None, clock_ms: Clock, *, visible: Callable[[BrokerQueue], None]
+        self,
+        store: Store,
+        path: Path | None,
+        clock_ms: Clock,
+        *,
+        visible: Callable[[BrokerQueue], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
         """`path`: where the log goes; without it records are kept in the store. `visible`: consumers can read on."""
+        self._failed = failed
         self._store = store
         self._path = path
         self._clock_ms = clock_ms
@@ -295,7 +312,12 @@ class StreamQueues:
         return future
 
     def _appended(self, queue: BrokerQueue, done: asyncio.Future[Any]) -> None:
-        if not done.cancelled() and done.exception() is None and queue.stream is not None:
+        if done.cancelled():
+            return
+        error = done.exception()
+        if isinstance(error, StorageError):
+            self._failed(error)
+        elif error is None and queue.stream is not None:
             self._visible(queue)
 
     def retain(self) -> int:

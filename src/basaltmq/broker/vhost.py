@@ -39,6 +39,7 @@ from basaltmq.broker.publishing import (
 from basaltmq.broker.queue import BrokerQueue, QueueInfo
 from basaltmq.broker.queue_table import QueueTable
 from basaltmq.broker.stream_queue import StreamQueues
+from basaltmq.broker.stream_spool import StreamSpool
 from basaltmq.broker.timekeeping import Timekeeper
 from basaltmq.broker.topology import Topology
 from basaltmq.errors import (
@@ -114,7 +115,9 @@ class VHost:
             self.plane.dead_letter_router = self._dead_letter
             self.policies = Policies(store)
             self.policies.load()
-            self.streams = StreamQueues(store, path, lambda: clock_ns() // 1_000_000, visible=self._wake)
+            self.streams = StreamQueues(
+                store, path, lambda: clock_ns() // 1_000_000, visible=self._wake, failed=self.fail
+            )
             self.queues = QueueTable(
                 name,
                 self.plane,
@@ -137,6 +140,7 @@ class VHost:
             self.commit.close()
             raise
         self.dispatch = Dispatch(self.plane, settle=self._gather_settlement)
+        self.spool = StreamSpool(self.plane, self.streams, self._gather_settlement)
         self.publishing = Publishing(
             self.plane,
             self.commit,
@@ -156,6 +160,9 @@ class VHost:
         """Serve, from here on, on the running loop."""
         self._loop = asyncio.get_running_loop()
         self.clock.start(self._loop)
+        for queue in self.queues:
+            if queue.is_stream:
+                self._spooled(queue)
 
     @property
     def is_up(self) -> bool:
@@ -506,9 +513,21 @@ class VHost:
         queue = self.queues.by_name.get(name)
         if queue is not None:
             queue.has_ready = True
-            if len(queue.consumers):
+            if queue.is_stream:
+                self._spooled(queue)
+            elif len(queue.consumers):
                 self.dispatch.add(queue)
                 self._schedule()
+
+    def _spooled(self, queue: BrokerQueue) -> None:
+        """Dead letters wait for a stream; they are moved outside the change that brought them."""
+        if self._loop is not None:
+            self._loop.call_soon(self._move_spooled, queue)
+
+    def _move_spooled(self, queue: BrokerQueue) -> None:
+        if self.is_up:
+            with QuietGuard(self):
+                self.spool.move(queue)
 
     def _queue_gone(self, queue: BrokerQueue) -> None:
         self.dispatch.forget(queue)
@@ -536,11 +555,7 @@ class VHost:
         death, targets = self.publishing.bury(queue, message.properties, reason)
         if death is None or not targets:
             return (), b""
-        envelope = death.envelope()
-        streams = [target for target in targets if target.is_stream]
-        for target in streams:
-            self.streams.append(target, [(envelope, message.payload)])
-        return [target.name for target in targets if not target.is_stream], envelope
+        return [target.name for target in targets], death.envelope()
 
     def _deadline_moved(self) -> None:
         # While the plane opens there is no clock yet; it asks for the first deadline when it starts.

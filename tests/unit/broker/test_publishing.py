@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from tests.unit.broker.rig import (
     until,
 )
 
+from basaltmq.broker.consumer import Consumer
 from basaltmq.broker.vhost import REJECT, REQUEUE, Settlement, VHost
 from basaltmq.errors import (
     AccessRefusedError,
@@ -29,8 +31,10 @@ from basaltmq.errors import (
     PreconditionFailedError,
     StaleLeaseError,
     StorePoisonedError,
+    StoreStalledError,
     VHostDownError,
 )
+from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 
 
@@ -392,5 +396,94 @@ def test_settling_what_is_settled_harms_nobody() -> None:
         vhost.settle([settlement("q", third)])
         await turns()
         assert vhost.counts(vhost.queues.by_name["q"])["messages"] == 0
+
+    run(test)
+
+
+@pytest.mark.promise("P2")
+def test_a_publisher_that_fails_when_it_is_told_doubles_nothing() -> None:
+    class Bad(FakePublisher):
+        def returned(self, *told: object) -> None:
+            raise RuntimeError("the test fails")
+
+        def confirmed(self, numbers: Sequence[int], ok: bool) -> None:
+            super().confirmed(numbers, ok)
+            raise RuntimeError("the test fails")
+
+    async def test(vhost: VHost) -> None:
+        vhost.declare_queue("q", durable=True)
+        bad, good = Bad(), FakePublisher()
+        publish(vhost, bad, "q", b"1")
+        vhost.publish(bad, "", "q", TRANSIENT, b"2", number=2)
+        vhost.publish(bad, "", "nowhere", TRANSIENT, b"x", mandatory=True, number=3)
+        publish(vhost, good, "q", b"4", first=4)
+        await until(lambda: len(bad.told) == 3 and len(good.told) == 1)
+        assert [each.payload for each in drain(vhost, "q")] == [b"1", b"2", b"4"]
+
+    run(test)
+
+
+@pytest.mark.promise("P2")
+def test_a_stall_while_a_spoiled_batch_is_taken_apart_doubles_nothing() -> None:
+    store = BrokenStore()
+
+    async def test(vhost: VHost) -> None:
+        vhost.declare_queue("q", durable=True)
+        publisher = FakePublisher()
+        write = store.write
+        writes = [0]
+
+        def stall_after_two(batch: Batch, *, wal: bool = True, wait_ms: int | None = None) -> None:
+            writes[0] += 1
+            if writes[0] in (3, 4):
+                raise StoreStalledError("the test stalls")
+            write(batch, wal=wal, wait_ms=wait_ms)
+
+        store.write = stall_after_two  # type: ignore[method-assign]
+        publish(vhost, publisher, "q", b"1", b"2")
+        vhost.publish(publisher, "", "q", b"\xff\xff", b"malformed", number=3)
+        publish(vhost, publisher, "q", b"4", b"5", first=4)
+        await until(lambda: len(publisher.told) == 5)
+        assert publisher.numbers("nack") == [3]
+        assert [each.payload for each in drain(vhost, "q")] == [b"1", b"2", b"4", b"5"]
+
+    run(test, store)
+
+
+def test_a_consumer_that_fails_to_take_messages_is_no_harm_to_other_queues() -> None:
+    class Bad(FakeSink):
+        def deliver(self, consumer: Consumer, deliveries: Sequence[Any]) -> None:
+            raise RuntimeError("the test fails")
+
+    async def test(vhost: VHost) -> None:
+        good = FakeSink(vhost)
+        for name in ("bad", "good"):
+            vhost.declare_queue(name, durable=True)
+        vhost.subscribe("bad", Bad(vhost), tag="bad")
+        vhost.subscribe("good", good, tag="good")
+        publish(vhost, FakePublisher(), "bad", b"1")
+        publish(vhost, FakePublisher(), "good", b"2")
+        await until(lambda: good.payloads() == [b"2"])
+        assert vhost.is_up
+
+    run(test)
+
+
+def test_a_consumer_cancelled_by_anothers_delivery_gives_its_share_back() -> None:
+    async def test(vhost: VHost) -> None:
+        vhost.declare_queue("q", durable=True)
+        victim: list[Consumer] = []
+
+        class Killer(FakeSink):
+            def deliver(self, consumer: Consumer, deliveries: Sequence[Any]) -> None:
+                super().deliver(consumer, deliveries)
+                victim[0].cancel()
+
+        killer, other = Killer(vhost), FakeSink(vhost)
+        vhost.subscribe("q", killer, tag="killer")
+        victim.append(vhost.subscribe("q", other, tag="victim"))
+        publish(vhost, FakePublisher(), "q", b"1", b"2")
+        await until(lambda: killer.payloads() == [b"1", b"2"])
+        assert other.got == []
 
     run(test)

@@ -25,8 +25,8 @@ from tests.unit.broker.rig import (
 from basaltmq.broker import properties
 from basaltmq.broker.amqp_table import Timestamp
 from basaltmq.broker.stream_queue import with_offset
-from basaltmq.broker.vhost import VHost
-from basaltmq.errors import PreconditionFailedError
+from basaltmq.broker.vhost import REJECT, VHost
+from basaltmq.errors import LimitExceededError, PreconditionFailedError
 from basaltmq.store.memory import MemoryStore
 from basaltmq.store.open import open_store
 
@@ -158,6 +158,65 @@ def test_a_fan_out_reaches_queues_and_streams_with_one_confirm() -> None:
         assert await read(vhost, 1, "first") == [b"x" * 300]
 
     run(test)
+
+
+@pytest.mark.spec("E7")
+def test_dead_letters_reach_a_stream_whole_also_over_a_restart() -> None:
+    store = MemoryStore()
+    large = b"x" * 6000
+
+    async def before(vhost: VHost) -> None:
+        vhost.declare_queue("s", durable=True, arguments=STREAM)
+        to_stream = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "s"}
+        vhost.declare_queue("q", durable=True, arguments=to_stream)
+        publish(vhost, FakePublisher(), "q", large, b"small", b"late")
+        for _ in range(2):
+            got = vhost.get("q")
+            assert got is not None
+            vhost.settle([settlement("q", got[0], REJECT)])
+        assert sorted(await read(vhost, 2, "first"), key=len) == [b"small", large]
+        await until(lambda: vhost.plane.stats("s")["messages"] == 0)
+        got = vhost.get("q")
+        assert got is not None
+        vhost.streams._visible = lambda queue: None
+        vhost.spool._busy.add("s")
+        vhost.settle([settlement("q", got[0], REJECT)])
+        await turns(20)
+        assert vhost.plane.stats("s")["ready"] == 1, "it waits as if the broker had died before it was moved"
+
+    async def after(vhost: VHost) -> None:
+        assert sorted(await read(vhost, 3, "first"), key=len) == [b"late", b"small", large]
+        await until(lambda: vhost.plane.stats("s")["messages"] == 0)
+
+    run(before, store)
+    run(after, store)
+
+
+def test_a_message_too_large_for_a_stream_is_refused_and_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(vhost: VHost) -> None:
+        await filled(vhost, 1)
+
+        def refuse(*given: object) -> None:
+            raise LimitExceededError("the test finds it too large")
+
+        publisher = FakePublisher()
+        with monkeypatch.context() as patch:
+            patch.setattr(vhost.queues.by_name["s"].stream, "_engine", Refusing(refuse))
+            publish(vhost, publisher, "s", b"large")
+            await until(lambda: publisher.numbers("nack") == [1])
+        assert vhost.is_up
+        publish(vhost, publisher, "s", b"1", first=2)
+        await until(lambda: publisher.numbers() == [2])
+        assert await read(vhost, 2, "first") == [b"0", b"1"]
+
+    run(test)
+
+
+class Refusing:
+    """An engine that takes nothing."""
+
+    def __init__(self, refuse: Any) -> None:
+        self.batch_write = self.confirmed = refuse
 
 
 def test_a_store_that_is_behind_delays_and_doubles_nothing() -> None:
