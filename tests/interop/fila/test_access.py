@@ -129,6 +129,13 @@ def test_admin_of_everything_is_not_enough_to_make_keys(kept: Kept, call: str) -
     assert (answer == "PERMISSION_DENIED") is needs_superadmin
 
 
+def test_redrive_takes_permission_for_both_queues(kept: Kept) -> None:
+    one = Admin(kept.channel, kept.key(("admin", "orders.eu.dlq")).key)
+    assert verdict(lambda: one.Redrive(dlq_queue="orders.eu.dlq")) == "PERMISSION_DENIED"
+    both = Admin(kept.channel, kept.key(("admin", "orders.eu*")).key)
+    assert verdict(lambda: both.Redrive(dlq_queue="orders.eu.dlq")) == "ok"
+
+
 @pytest.mark.parametrize("text", ["", "fila_", "fila_0123456789abcdef_" + "A" * 43, "x" * 5000, "Bearer"])
 def test_a_key_that_is_none_is_refused_even_where_none_is_needed(kept: Kept, text: str) -> None:
     admin = Admin(kept.channel, text)

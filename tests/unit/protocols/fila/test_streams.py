@@ -9,6 +9,7 @@ import pytest
 
 from basaltmq.errors import AuthenticationError, MessageNotFoundError, QueueNotFoundError, StoreClosedError
 from basaltmq.protocols.fila import streams as module
+from basaltmq.protocols.fila import takers
 from basaltmq.protocols.fila.access import Caller
 from basaltmq.protocols.fila.api_keys import ApiKeys
 from basaltmq.protocols.fila.streams import AckFrom, Streams
@@ -128,6 +129,24 @@ def test_a_client_that_takes_nothing_loses_what_was_not_sent(monkeypatch: pytest
         for each in (stuck, other):
             await each.aclose()
         assert bench.counts() == (10, 0)
+
+    run(test)
+
+
+def test_a_client_that_takes_nothing_does_not_keep_a_busy_one_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STALL_S", 0.05)
+    monkeypatch.setattr(takers, "LOAD_SOFT_MAX", 2)
+
+    async def test(bench: Bench) -> None:
+        stuck, busy = bench.consume("stuck"), bench.consume("busy")
+        bench.fill(1)
+        await anext(stuck)
+        for _ in range(3):
+            bench.fill(1)
+            await anext(busy)
+        assert bench.counts() == (0, 4), "the third only when the other was seen to be stuck"
+        for each in (stuck, busy):
+            await each.aclose()
 
     run(test)
 
