@@ -80,7 +80,7 @@ class TotalsBook:
         return None if known is None else known[2]
 
     async def _walk(self, vhost: VHost) -> Totals:
-        totals = Totals()
+        totals = Totals(**vhost.queues.retired)
         turns = Turns()
         for name in list(vhost.queues.by_name):
             queue = vhost.queues.by_name.get(name)

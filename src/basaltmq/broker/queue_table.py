@@ -48,6 +48,10 @@ GENERATED: Final = "amq.gen-"
 PAGE: Final = 1000
 """Queues read at once when opening."""
 
+COUNTED: Final = ("published", "delivered", "redelivered", "acked")
+COUNTED_BELOW: Final = ("expired", "dead_lettered", "dropped")
+"""Counts of a queue here, and in the plane below."""
+
 _MS: Final = 1_000_000
 
 
@@ -68,6 +72,8 @@ class QueueTable:
     ) -> None:
         """`wake`: a consumer can take something. `gone`: the queue is deleted. `due`: call `expire` then."""
         self.by_name: dict[str, BrokerQueue] = {}
+        self.retired = dict.fromkeys((*COUNTED, *COUNTED_BELOW), 0)
+        """What queues that are gone had counted, so that sums over a virtual host never fall."""
         self._vhost = vhost
         self._plane = plane
         self._streams = streams
@@ -219,8 +225,14 @@ class QueueTable:
         return ready
 
     def _delete(self, queue: BrokerQueue) -> None:
+        for field in COUNTED:
+            self.retired[field] += getattr(queue, field)
         if queue.is_stream:
             self._streams.delete(queue)
+        else:
+            counts = self._plane.stats(queue.name)
+            for field in COUNTED_BELOW:
+                self.retired[field] += counts[field]
         self._plane.delete(queue.name)
         del self.by_name[queue.name]
         if queue.owner is not None:

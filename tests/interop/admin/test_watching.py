@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.client
 import re
+import time
+from collections.abc import Callable
 
 import msgspec
-from tests.interop.server import Broker
+from tests.interop.server import POLL_S, Broker
 
 from basaltmq.cli.api_client import path
 
@@ -40,6 +42,13 @@ def metrics(broker: Broker, target: str) -> dict[str, float]:
             assert key not in found, key
             found[key] = float(sample[3])
     return found
+
+
+def eventually(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(POLL_S)
 
 
 def test_health_checks_pass_and_name_what_fails(broker: Broker) -> None:
@@ -82,8 +91,14 @@ def test_metrics_count_per_virtual_host_and_per_queue_only_on_request(broker: Br
     assert found["process_resident_memory_bytes"] > 1 << 20
     assert found["basalt_publishers_held"] == 0
     assert not any("queue=" in key for key in found)
+    broker.call("DELETE", path("queues", 'odd"\\\n', "q"))
+    broker.call("PUT", path("queues", 'odd"\\\n', "q"), {})
+    eventually(lambda: metrics(broker, "/metrics")["basalt_queue_messages_ready" + labels] == 0)
+    found = metrics(broker, "/metrics")
+    assert found["basalt_messages_published_total" + labels] == 3, "a counter never falls"
+    assert found["basalt_messages_acked_total" + labels] == 1
     each = metrics(broker, "/metrics/per-object")
-    assert each[r'basalt_detailed_queue_messages_ready{vhost="odd\"\\\n",queue="q"}'] == 2
+    assert each[r'basalt_detailed_queue_messages_ready{vhost="odd\"\\\n",queue="q"}'] == 0
     assert each["basalt_objects_left_out"] == 0
     broker.call("DELETE", path("vhosts", 'odd"\\\n'))
 
