@@ -12,7 +12,7 @@ in the one says nothing about the other.
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from basaltmq.embedded.waiting import Arrivals, Patience
 from basaltmq.errors import StaleMemberError, TopicNotFoundError
@@ -21,6 +21,9 @@ from basaltmq.streams.plane import StreamPlane
 
 if TYPE_CHECKING:
     from basaltmq.embedded.topic import EmbeddedTopic
+
+LEAVE_COMMITS_MAX: Final = 10
+"""Tries to commit while leaving; each fails only if a partition changed hands in that very moment."""
 
 
 class Consumer:
@@ -111,13 +114,22 @@ class Consumer:
                 raise
             # A partition went to another member this moment; what was read of it is read again there.
 
+    def _commit_owned(self) -> None:
+        """Commit what this member still has; partitions may go to others while it leaves, and are read there."""
+        for _ in range(LEAVE_COMMITS_MAX):
+            try:
+                self.commit()
+            except StaleMemberError:
+                continue
+            return
+
     def close(self, *, commit: bool = False) -> None:
         """Leave the group. Without `commit`, what was handed out since the last one is read again by who comes next."""
         if self._closed:
             return
         try:
             if commit:
-                self.commit()
+                self._commit_owned()
         finally:
             self._closed = True
             self._ready.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import basaltmq
+from basaltmq.embedded.consumer import Consumer
 from basaltmq.embedded.database import Basalt, Settings
 from basaltmq.embedded.topic import Position
 from basaltmq.errors import (
@@ -411,3 +412,22 @@ def test_consumers_in_many_threads_hand_out_every_record_once(db: Basalt) -> Non
     # Handed out again only where a member joined or left while another had records in hand.
     assert len(set(got)) == total
     assert all(each.lag == 0 for each in topic.lag("g"))
+
+
+def test_a_partition_lost_while_leaving_costs_only_its_own_commit(db: Basalt, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = db.topic("orders", partitions=2, durability="written")
+    for partition in (0, 1):
+        topic.append([b"a", b"b"], partition=partition)
+    joined: list[Consumer] = []
+    with topic.consume("g", wait=0) as consumer:
+        assert len(consumer.poll(0)) == 4
+        commit = db.streams.group("g").commit
+
+        def after_somebody_joined(member: int, places: Mapping[tuple[str, int], int]) -> None:
+            if not joined:
+                joined.append(topic.consume("g", wait=0))
+            commit(member, places)
+
+        monkeypatch.setattr(db.streams.group("g"), "commit", after_somebody_joined)
+    assert [(each.lag, each.committed) for each in topic.lag("g")] == [(0, 2)], "the partition that stayed"
+    joined[0].close()
