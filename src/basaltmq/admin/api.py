@@ -40,6 +40,7 @@ class AdminApi:
         authenticator = Authenticator(node.users)
         started_s = time.time()
         principals = Principals(scope, node.users, node.permissions)
+        self.definitions = DefinitionTransfer(scope, principals)
         self.metrics = Metrics(
             scope, totals, authenticator, is_public=lambda: config().admin.metrics_public, started_s=started_s
         )
@@ -53,7 +54,7 @@ class AdminApi:
             *Bindings(scope).routes(),
             *Policies(scope).routes(),
             *Connections(scope).routes(),
-            *DefinitionTransfer(scope, principals).routes(),
+            *self.definitions.routes(),
             *Health(scope, config).routes(),
             *self.metrics.routes(),
         ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import logging
 from collections.abc import Awaitable
 from typing import Final, Protocol
 
@@ -17,6 +18,8 @@ from basaltmq.errors import BasaltError
 
 WAITING_MAX: Final = 64
 """Clients waiting for their password to be checked; more are told to come back."""
+
+_log: Final = logging.getLogger(__name__)
 
 CHALLENGE: Final = {"WWW-Authenticate": 'Basic realm="Basalt", charset="UTF-8"'}
 
@@ -44,6 +47,7 @@ class Authenticator:
         try:
             return await self._users.authenticate(name, password, peer_is_loopback=request.is_loopback)
         except BasaltError as error:
+            _log.warning("%s was refused for user %r: %s", request.peer, name, error.code)
             raise HttpError(401, str(error), code=error.code, headers=CHALLENGE) from error
         finally:
             self._waiting -= 1

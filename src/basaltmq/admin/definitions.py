@@ -84,8 +84,11 @@ class DefinitionTransfer:
         return {**_head(), **found}
 
     async def take(self, call: Call) -> Any:
+        return await self.take_all(call.body)
+
+    async def take_all(self, told: Definitions) -> dict[str, Any]:
+        """Make what a file says; how many of each kind, and what was left out."""
         taking = _Taking()
-        told: Definitions = call.body
         await taking.all("vhosts", told.vhosts, lambda each: f"vhost {each.name!r}", self._take_vhost)
         principals = self._principals
         await taking.all("users", told.users, lambda each: f"user {each.name!r}", principals.take_user)

@@ -6,11 +6,13 @@ older ones write them, text with commas.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from basaltmq.admin.message import HttpError
+from basaltmq.errors import InvalidConfigError
 
 
 class UserEntry(msgspec.Struct):
@@ -123,6 +125,16 @@ class Definitions(msgspec.Struct):
     exchanges: list[ExchangeEntry] = []
     bindings: list[BindingEntry] = []
     parameters: list[ParameterEntry] = []
+
+
+def read_definitions(path: Path) -> Definitions:
+    """The definitions in a file; InvalidConfigError if they cannot be used."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Definitions)
+    except OSError as error:
+        raise InvalidConfigError(f"load_definitions {path} cannot be read: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidConfigError(f"load_definitions {path} is no file of definitions: {error}") from error
 
 
 def queue_arguments(entry: QueueEntry) -> dict[str, Any]:

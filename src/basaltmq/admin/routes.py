@@ -20,6 +20,21 @@ from basaltmq.broker.users import User
 BODY_BYTES_MAX: Final = 1 << 20
 """Of a request, where its route says nothing else: names and arguments, never contents."""
 
+GROUPS: Final = {
+    "overview": "broker",
+    "cluster-name": "broker",
+    "nodes": "broker",
+    "whoami": "broker",
+    "permissions": "users",
+    "topic-permissions": "users",
+    "operator-policies": "policies",
+    "channels": "connections",
+    "consumers": "connections",
+    "healthz": "health",
+    "aliveness-test": "health",
+}
+"""First parts of paths that are described under another heading."""
+
 _PARAMETER: Final = re.compile(r"\{(\w+)\}")
 
 
@@ -101,8 +116,12 @@ class Route:
 
     @property
     def group(self) -> str:
+        """Under which heading it is described."""
+        if "/store" in self.path:
+            return "stores"
         parts = self.path.split("/")
-        return parts[2] if len(parts) > 2 and parts[1] == "api" else parts[1]
+        first = parts[2] if len(parts) > 2 and parts[1] == "api" else parts[1]
+        return GROUPS.get(first, first)
 
     @property
     def parameters(self) -> list[str]:

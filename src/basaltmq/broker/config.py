@@ -269,6 +269,10 @@ class Config(Section, frozen=True):
         ),
     ] = "127.0.0.1"
     node_name: Annotated[str, setting("How the broker calls itself; empty takes basalt@ and the machine's name.")] = ""
+    load_definitions: Annotated[
+        Path | None,
+        setting("A file of definitions, RabbitMQ's or ours, taken over at every start before clients are let in."),
+    ] = None
     amqp: AmqpListener = AmqpListener()
     amqps: AmqpsListener = AmqpsListener()
     admin: AdminListener = AdminListener()

@@ -19,9 +19,11 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final
 
 from basaltmq.admin.api import AdminApi
+from basaltmq.admin.definitions_file import read_definitions
 from basaltmq.broker.config import Config
 from basaltmq.broker.config_sources import Loaded, changed
 from basaltmq.broker.node import Node
@@ -96,13 +98,15 @@ class Serving:
 
     async def _listen(self, node: Node, sockets: dict[str, socket.socket]) -> None:
         config = self._config
+        api = self._api = AdminApi(node, lambda: self._config, self.ports)
+        if config.load_definitions is not None:
+            await _load(api, config.load_definitions)
         if "amqp" in sockets or "amqps" in sockets:
             self._listeners.append(AmqpListener(node, config, sockets, self._tls))
         if "fila" in sockets:
             self._listeners.append(FilaListener(node, config, sockets["fila"]))
         if "admin" in sockets:
-            self._api = AdminApi(node, lambda: self._config, self.ports)
-            self._listeners.append(AdminListener(self._api, config, sockets["admin"], self._tls))
+            self._listeners.append(AdminListener(api, config, sockets["admin"], self._tls))
         for listener in self._listeners:
             await listener.start()
 
@@ -195,6 +199,13 @@ class Serving:
                 _log.warning("reload: these wait for a restart: %s", ", ".join(waiting))
             _log.info("reloaded%s", f": {', '.join(taken)}" if taken else "; no setting changed")
         self._notifier.ready("serving")
+
+
+async def _load(api: AdminApi, path: Path) -> None:
+    done = await api.definitions.take_all(read_definitions(path))
+    for line in done["skipped"]:
+        _log.warning("%s: left out: %s", path, line)
+    _log.info("%s was taken over", path, extra=done["imported"])
 
 
 async def _settled(node: Node) -> None:

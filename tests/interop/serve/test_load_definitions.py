@@ -1,0 +1,44 @@
+"""Definitions at start: a broker in a container is what its file says before the first client comes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.interop.server import ROOT, running
+
+from basaltmq.cli.api_client import path
+
+FILE = ROOT / "tests" / "fixtures" / "rabbitmq_definitions.json"
+
+
+def test_what_the_file_says_is_there_at_every_start_and_messages_stay(tmp_path: Path) -> None:
+    with running(tmp_path / "data", f"--load-definitions={FILE}") as broker:
+        with contextlib.closing(broker.api("shop", "shop-password")) as shop:
+            body = {"routing_key": "order.x", "payload": "kept", "properties": {"delivery_mode": 2}}
+            assert shop.post(path("exchanges", "shop", "events", "publish"), body) == {"routed": True}
+        assert "left out: parameter 'elsewhere' of federation-upstream" in broker.log()
+        assert broker.stop() == 0
+        broker.start()
+        assert broker.call("GET", path("queues", "shop", "orders"))["messages"] == 1
+
+
+@pytest.mark.parametrize(("text", "said"), [(None, "cannot be read: No such file"), ("{", "is no file of definitions")])
+def test_a_file_that_cannot_be_used_keeps_the_broker_from_starting(tmp_path: Path, text: str | None, said: str) -> None:
+    file = tmp_path / "definitions.json"
+    if text is not None:
+        file.write_text(text)
+    flags = [f"--data-dir={tmp_path / 'data'}", f"--load-definitions={file}", "--amqp-port=0", "--admin-port=0"]
+    done = subprocess.run(
+        [sys.executable, "-m", "basaltmq.cli", "serve", *flags, "--fila-enabled=no"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    assert done.returncode == 78
+    assert any("error [invalid_config]" in line and said in line for line in done.stderr.splitlines()), done.stderr
