@@ -17,6 +17,7 @@ from basaltmq.admin.message import HttpError, Response
 from basaltmq.admin.paging import listing
 from basaltmq.admin.routes import Call, Route
 from basaltmq.admin.scope import Scope
+from basaltmq.admin.turns import Turns
 from basaltmq.broker import properties
 from basaltmq.broker.exchange import QUEUE, Destination
 from basaltmq.broker.guard import Guard
@@ -28,11 +29,15 @@ from basaltmq.errors import InvalidArgumentError, QueueNotFoundError
 GET_MAX: Final = 1_000
 """Messages one request takes; what is left is asked for again."""
 
-GET_BYTES_MAX: Final = 32 << 20
-"""Payloads in one answer; the answer ends early at it."""
+GET_BYTES_MAX: Final = 16 << 20
+"""Payloads in one answer, which is made in memory; the answer ends early at it."""
 
-MOVE_AT_ONCE: Final = 1_000
-"""Messages moved before others get their turn."""
+LOOK_AT_ONCE: Final = 50
+"""Messages read together; fewer when they are large."""
+
+MOVE_AT_ONCE: Final = 500
+MOVE_BYTES: Final = 16 << 20
+"""Messages moved in one batch, and what they should weigh: others get their turn in between."""
 
 
 class QueueSpec(msgspec.Struct):
@@ -176,41 +181,56 @@ class Queues:
         self._scope.check(call, vhost, "read", name)
         vhost.purge_queue(name, owner=None)
 
-    def get(self, call: Call) -> Any:
+    async def get(self, call: Call) -> Any:
         vhost, name, spec = self._scope.vhost(call), call.names["name"], call.body
         self._scope.check(call, vhost, "read", name)
         queue = vhost.queues.get(name)
         if queue.is_stream:
             raise InvalidArgumentError(f"queue {name!r} is a stream: consume it with an offset instead")
         if spec.ackmode == "ack_requeue_true":
-            return self._looked_at(vhost, queue, spec)
+            return await self._looked_at(vhost, queue, spec)
         outcome = {"reject_requeue_true": REQUEUE, "ack_requeue_false": ACK, "reject_requeue_false": REJECT}[
             spec.ackmode
         ]
         shown: list[dict[str, Any]] = []
         settlements: list[Settlement] = []
         size_bytes = 0
-        while len(shown) < spec.count and size_bytes < GET_BYTES_MAX:
-            found = vhost.get(name, no_ack=False, owner=None)
-            if found is None:
-                break
-            delivery, left = found
-            settlements.append(Settlement(name, delivery.token, [delivery.id], outcome))
-            shown.append(_message(delivery.properties, delivery.payload, spec, delivery.redelivered, left))
-            size_bytes += len(delivery.payload)
+        turns = Turns()
+        try:
+            while len(shown) < spec.count and size_bytes < GET_BYTES_MAX:
+                found = vhost.get(name, no_ack=False, owner=None)
+                if found is None:
+                    break
+                delivery, left = found
+                settlements.append(Settlement(name, delivery.token, [delivery.id], outcome))
+                shown.append(_message(delivery.properties, delivery.payload, spec, delivery.redelivered, left))
+                size_bytes += len(delivery.payload)
+                await turns.breathe()
+        except BaseException:
+            # Nobody gets to see these: they go back.
+            vhost.settle([each._replace(outcome=REQUEUE) for each in settlements])
+            raise
         vhost.settle(settlements)
         return shown
 
-    def _looked_at(self, vhost: VHost, queue: BrokerQueue, spec: GetSpec) -> list[dict[str, Any]]:
-        left = vhost.counts(queue).get("ready", 0)
+    async def _looked_at(self, vhost: VHost, queue: BrokerQueue, spec: GetSpec) -> list[dict[str, Any]]:
+        counts = vhost.counts(queue)
+        left = counts.get("ready", 0)
         shown: list[dict[str, Any]] = []
         size_bytes = 0
-        for message in vhost.plane.browse(queue.name, spec.count):
-            if size_bytes >= GET_BYTES_MAX:
+        after = b""
+        at_once = _fitting(counts.get("ready_bytes", 0) // max(1, left), GET_BYTES_MAX, LOOK_AT_ONCE)
+        while len(shown) < spec.count and size_bytes < GET_BYTES_MAX:
+            with Guard(vhost):
+                page, after = vhost.plane.browse_page(queue.name, min(at_once, spec.count - len(shown)), after=after)
+            if not page:
                 break
-            left -= 1
-            shown.append(_message(message.properties, message.payload, spec, False, max(0, left)))
-            size_bytes += len(message.payload)
+            for message in page:
+                left -= 1
+                shown.append(_message(message.properties, message.payload, spec, False, max(0, left)))
+                size_bytes += len(message.payload)
+            at_once = _fitting(size_bytes // len(shown), GET_BYTES_MAX - size_bytes, LOOK_AT_ONCE)
+            await asyncio.sleep(0)
         return shown
 
     async def move(self, call: Call) -> Any:
@@ -222,8 +242,11 @@ class Queues:
         vhost.queues.get(name)
         vhost.queues.get(spec.destination)
         moved = 0
+        counts = vhost.counts(vhost.queues.get(name))
+        average_bytes = counts.get("ready_bytes", 0) // max(1, counts.get("ready", 0))
+        at_once = _fitting(average_bytes, MOVE_BYTES, MOVE_AT_ONCE)
         while spec.count is None or moved < spec.count:
-            wanted = MOVE_AT_ONCE if spec.count is None else min(MOVE_AT_ONCE, spec.count - moved)
+            wanted = at_once if spec.count is None else min(at_once, spec.count - moved)
             with Guard(vhost):
                 done = vhost.plane.move(name, spec.destination, count=wanted)
             moved += done
@@ -232,6 +255,11 @@ class Queues:
             await asyncio.sleep(0)
         await vhost.commit.durable()
         return {"moved": moved}
+
+
+def _fitting(average_bytes: int, room_bytes: int, most: int) -> int:
+    """How many messages of this size fit, at least one."""
+    return max(1, min(most, room_bytes // max(1, average_bytes)))
 
 
 def _queue(vhost: VHost, name: str) -> BrokerQueue:

@@ -92,6 +92,21 @@ def test_messages_move_between_queues_and_are_purged(api: ApiClient) -> None:
     assert api.get(path("queues", "/", "to"))["messages"] == 0
 
 
+@pytest.mark.promise("P8")
+def test_large_messages_are_looked_at_and_taken_a_bounded_part_at_a_time(api: ApiClient) -> None:
+    for name in ("large", "larger"):
+        api.put(path("queues", "/", name))
+    publish(api, "large", *(str(number) * (3 << 20) for number in range(8)))
+    looked = get(api, "large", "ack_requeue_true")
+    assert [each["payload"][0] for each in looked] == list("012345"), "an answer ends at 16 MiB"
+    assert looked[0]["message_count"] == 7
+    assert api.post(path("queues", "/", "large", "move"), {"destination": "larger"}) == {"moved": 8}
+    cut = api.post(path("queues", "/", "larger", "get"), {"count": 2, "truncate": 5})
+    assert [(each["payload"], each["payload_bytes"]) for each in cut] == [("00000", 3 << 20), ("11111", 3 << 20)]
+    taken = [each["payload"][0] for _ in range(3) for each in get(api, "larger", "ack_requeue_false")]
+    assert taken == list("01234567")
+
+
 def test_queues_are_declared_once_and_deleted(api: ApiClient) -> None:
     where = path("queues", "/", "one/with slash")
     api.put(where, {"arguments": {"x-message-ttl": 60000}})
