@@ -122,6 +122,10 @@ class _Line:
     def _another_has_room(self, party: Party | None) -> bool:
         return any(p.load < LOAD_SOFT_MAX and not p.is_stalled for p in self.parties if p is not party)
 
+    def has_unloaded(self) -> bool:
+        """Whether somebody waits whose turn is before that of a newcomer."""
+        return any(turn.load == 0 for turn in self.turns)
+
     def _share(self, turn: _Turn) -> int:
         """What one of several waiting parties may take, so that all of them get something."""
         waiting = sum(1 for each in self.turns if each.party is not None)
@@ -195,7 +199,7 @@ class Takers:
         A caller that is cancelled has nothing: what it was given goes back.
         """
         line = self._lines.get(queue)
-        if party is None and (line is None or not line.turns):
+        if party is None and (line is None or not line.has_unloaded()):
             found = self._plane.lease(queue, count, consumer=consumer, visibility_ms=visibility_ms)
             if found or timeout_s == 0:
                 return found

@@ -111,6 +111,30 @@ def test_a_full_party_waits_while_another_has_room_and_not_when_all_are_full() -
     run(test)
 
 
+def test_who_does_not_wait_gets_what_a_full_party_must_leave() -> None:
+    async def test(bench: Bench) -> None:
+        full, _ = bench.party(load=LOAD_SOFT_MAX), bench.party(load=5)
+        waiting = bench.take(1, full)
+        bench.fill(1)
+        await turns()
+        assert len(await bench.take(1, timeout_s=0)) == 1
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    run(test)
+
+
+def test_who_does_not_wait_goes_behind_who_does() -> None:
+    async def test(bench: Bench) -> None:
+        waiting = bench.take()
+        await turns()
+        bench.fill(1)
+        assert await bench.take(1, timeout_s=0) == []
+        assert len(await waiting) == 1
+
+    run(test)
+
+
 def test_a_party_that_takes_nothing_holds_nobody_up() -> None:
     async def test(bench: Bench) -> None:
         full, stuck = bench.party(load=LOAD_SOFT_MAX), bench.party(load=1)
