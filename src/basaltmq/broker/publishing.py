@@ -152,12 +152,16 @@ class _Batch:
         self.rooms: dict[BrokerQueue, list[int]] = {}
         """Messages and bytes a queue that refuses has room for."""
 
-    def add(self, queue: BrokerQueue, draft: Draft) -> None:
+    def group(self, queue: BrokerQueue) -> list[Draft]:
+        """Where drafts of a queue are added, until one comes that it shares with others."""
         group = self.groups.get(queue)
         if group is None:
             group = self.groups[queue] = []
             self.steps.append(((queue,), group))
-        group.append(draft)
+        return group
+
+    def add(self, queue: BrokerQueue, draft: Draft) -> None:
+        self.group(queue).append(draft)
 
     def add_shared(self, queues: Sequence[BrokerQueue], draft: Draft) -> None:
         """One body for all; what comes to these queues later comes behind it."""
@@ -360,37 +364,44 @@ class Publishing:
             self._routes_version = topology.version
         if len(self._fates) > FATES_MAX:
             self._fates = {}
-        routes, fates, groups = self._routes, self._fates, batch.groups
+        routes, fates = self._routes, self._fates
+        last: tuple[object, object, object, object] = (None, None, None, None)
+        is_usual = transient = False
+        envelope = b""
+        ttl_ms: int | None = None
+        drafts: list[Draft] = []
+        told: list[int] | None = None
         for publish in publishes:
             publisher, exchange, key, raw, body, _, number = publish
-            route = routes.get((exchange, key))
-            if route is None:
-                route = routes[exchange, key] = self.route(exchange, key)
-            fate = fates.get(raw)
-            if fate is None:
-                fate = properties.peek(raw)
-                if len(raw) <= FATE_BYTES_MAX:
-                    fates[raw] = fate
-            queue = route.single
-            if queue is None or (fate.has_headers and b"CC" in raw) or fate.expiration_ms == 0:
+            # Messages of one publisher mostly follow each other by the same route: what holds for the last one holds.
+            if key is not last[0] or raw != last[1] or publisher is not last[2] or exchange is not last[3]:
+                last = (key, raw, publisher, exchange)
+                route = routes.get((exchange, key)) or self._learn_route(exchange, key)
+                fate = fates.get(raw) or self._learn_fate(raw)
+                queue = route.single
+                is_usual = queue is not None and not (fate.has_headers and b"CC" in raw) and fate.expiration_ms != 0
+                if queue is not None and is_usual:
+                    transient = fate.delivery_mode != PERSISTENT or not queue.durable
+                    envelope = route.prefix + raw
+                    ttl_ms = fate.expiration_ms
+                    drafts = batch.group(queue)
+                    told = (batch.confirms if transient else batch.synced).setdefault(publisher, []) if number else None
+            if not is_usual:
                 self._sort_one(publish, route, fate, batch)
                 continue
-            is_persistent = fate.delivery_mode == PERSISTENT and queue.durable
-            draft = Draft(
-                payload=body, properties=route.prefix + raw, transient=not is_persistent, ttl_ms=fate.expiration_ms
-            )
-            group = groups.get(queue)
-            if group is None:
-                batch.add(queue, draft)
-            else:
-                group.append(draft)
-            if number:
-                confirms = batch.synced if is_persistent else batch.confirms
-                told = confirms.get(publisher)
-                if told is None:
-                    confirms[publisher] = [number]
-                else:
-                    told.append(number)
+            drafts.append(Draft(payload=body, properties=envelope, transient=transient, ttl_ms=ttl_ms))
+            if told is not None:
+                told.append(number)
+
+    def _learn_route(self, exchange: str, key: str) -> Route:
+        route = self._routes[exchange, key] = self.route(exchange, key)
+        return route
+
+    def _learn_fate(self, raw: bytes) -> Peek:
+        fate = properties.peek(raw)
+        if len(raw) <= FATE_BYTES_MAX:
+            self._fates[raw] = fate
+        return fate
 
     def route(self, exchange: str, key: str) -> Route:
         found = self._topology.exchanges.get(exchange)
