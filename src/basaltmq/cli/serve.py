@@ -8,6 +8,7 @@ up under `vhosts.on_failure = "stop_node"` ends the broker with 74.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -83,7 +84,9 @@ def _run(loaded: Loaded, settings: Callable[[], Loaded], quiet: bool) -> int:
 
     def ready(config: Config, ports: Mapping[str, int]) -> None:
         if not quiet and config.log.format == "text" and "JOURNAL_STREAM" not in os.environ:
-            click.echo(welcome(config, ports, __version__))
+            # Whoever read stdout may be gone; the broker is not there for them alone.
+            with contextlib.suppress(OSError):
+                click.echo(welcome(config, ports, __version__))
 
     async def main() -> int:
         serving = Serving(loaded, settings, logs, os.environ)

@@ -32,7 +32,8 @@ from basaltmq.cli.listeners import AdminListener, AmqpListener, FilaListener, Li
 from basaltmq.cli.logs import Logs
 from basaltmq.cli.sockets import bind_all, raise_file_limit
 from basaltmq.cli.systemd import Notifier
-from basaltmq.errors import BasaltError
+from basaltmq.errors import BasaltError, NotAStoreError
+from basaltmq.store.directory import MARKER
 
 STOPPING: Final = "stopping"
 STOPPING_TEXT: Final = "the broker is stopping"
@@ -74,6 +75,11 @@ class Serving:
     async def run(self, ready: Callable[[Config, Mapping[str, int]], None]) -> None:
         """Serve until told to stop. `ready` is called once everything listens."""
         config = self._config
+        if (config.data_dir / MARKER).exists():
+            raise NotAStoreError(
+                f"{config.data_dir} is the store of an embedded program, not a broker's data: name another directory "
+                "with --data-dir"
+            )
         if config.tls.certificate is not None:
             self._tls = server_context(config.tls)
         raise_file_limit(config)

@@ -18,6 +18,7 @@ import pytest
 from tests.interop.server import POLL_S, ROOT, Broker, running
 
 from basaltmq.cli.api_client import path
+from basaltmq.store.open import open_store
 
 WAIT_S = 60
 GUEST = "Basic Z3Vlc3Q6Z3Vlc3Q="
@@ -70,6 +71,15 @@ def test_data_that_is_not_a_brokers_is_refused_and_left_alone(tmp_path: Path) ->
     assert done.returncode == 78
     assert "error [not_a_store]" in last_line(done)
     assert list(letter.parent.iterdir()) == [letter]
+
+
+def test_the_store_of_an_embedded_program_is_not_taken_for_a_brokers(tmp_path: Path) -> None:
+    open_store(tmp_path / "data").close()
+    before = sorted(tmp_path.rglob("*"))
+    done = serve(tmp_path / "data", *FREE)
+    assert done.returncode == 78
+    assert "embedded program" in last_line(done)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_data_that_cannot_be_written_is_named(tmp_path: Path) -> None:
