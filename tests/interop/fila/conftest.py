@@ -38,6 +38,8 @@ class Server:
         line = self._process.stdout.readline()
         assert line, "the server did not start"
         self.port = int(line)
+        # The same one after a restart, as a broker would have.
+        self._options["port"] = self.port
 
     @property
     def address(self) -> str:

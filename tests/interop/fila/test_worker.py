@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -169,6 +169,40 @@ def test_a_queue_that_is_deleted_ends_its_worker(client: Client, queue: str) -> 
     client.delete_queue(queue)
     with pytest.raises(QueueNotFoundError):
         worker.join()
+
+
+@pytest.mark.spec("C7")
+def test_workers_go_on_when_the_broker_was_killed_and_is_back(serve: Callable[..., Server]) -> None:
+    server = serve()
+    seen: Counter[bytes] = Counter()
+
+    async def handle(message: Leased) -> None:
+        seen[message.payload] += 1
+
+    async def work(stop: threading.Event) -> None:
+        async with AsyncClient(server.address) as other:
+            worker = AsyncWorker(other, "q", handle)
+            running = asyncio.create_task(worker.run())
+            await asyncio.to_thread(stop.wait, 2 * WAIT_S)
+            worker.stop()
+            await asyncio.wait_for(running, WAIT_S)
+
+    with Client(server.address) as client:
+        client.create_queue("q")
+        with Worker(client, "q", lambda message: seen.update([message.payload])):
+            stop = threading.Event()
+            thread = threading.Thread(target=asyncio.run, args=(work(stop),))
+            thread.start()
+            client.enqueue("q", [b"before %d" % i for i in range(10)])
+            until(lambda: len(seen) == 10)
+            server.kill()
+            server.start()
+            with Client(server.address) as producer:
+                producer.enqueue("q", [b"after %d" % i for i in range(10)])
+            until(lambda: len(seen) == 20)
+            stop.set()
+            thread.join(WAIT_S)
+            assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("options", [{"concurrency": 0}, {"concurrency": 5000}, {"ahead": -1}, {"concurrency": "2"}])
