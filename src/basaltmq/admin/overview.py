@@ -18,6 +18,15 @@ from basaltmq.broker.memory_limit import memory_bytes, resident_bytes
 SPEAKS_LIKE: Final = "3.13.7"
 """The version of RabbitMQ whose management API we follow; its tools choose their requests by it."""
 
+ABSENT: Final = {
+    "/api/parameters": "Parameters of plugins: always none.",
+    "/api/global-parameters": "Global parameters: always none.",
+    "/api/vhost-limits": "Limits of virtual hosts: always none.",
+    "/api/user-limits": "Limits of users: always none.",
+    "/api/extensions": "Extensions of a console: always none.",
+}
+"""Lists that RabbitMQ's tools ask for and that are empty here."""
+
 EXCHANGE_TYPES: Final = ("direct", "fanout", "topic", "headers")
 
 
@@ -37,6 +46,7 @@ class Overview:
             Route("GET", "/api/nodes", self.nodes, "Memory, disk, files: a list of one.", Access.MONITORING),
             Route("GET", "/api/nodes/{name}", self.one_node, "The same for the one node there is.", Access.MONITORING),
             Route("GET", "/api/whoami", self.whoami, "Who you are, and your tags."),
+            *(Route("GET", path, self.none, meaning) for path, meaning in ABSENT.items()),
         ]
 
     async def overview(self, call: Call) -> Any:
@@ -111,6 +121,9 @@ class Overview:
             "python_version": platform.python_version(),
             "data_dir": str(config.data_dir.absolute()),
         }
+
+    def none(self, _call: Call) -> Any:
+        return []
 
     def whoami(self, call: Call) -> Any:
         return {"name": call.who.name, "tags": sorted(call.who.tags)}

@@ -39,7 +39,7 @@ async def listing(
         chosen.sort(key=lambda each: each[0], reverse=call.flag("sort_reverse"))
     if "page" not in call.query:
         items = await _made(chosen, make)
-        return _columns(call, items if by_name else _sorted(call, field, items))
+        return items if by_name else _sorted(call, field, items)
     page = call.number("page", 1, low=1)
     size = call.number("page_size", PAGE_ITEMS, low=1, high=PAGE_ITEMS_MAX)
     pages = max(1, -(-len(chosen) // size))
@@ -50,7 +50,7 @@ async def listing(
     return {
         "filtered_count": len(chosen),
         "item_count": len(items),
-        "items": _columns(call, items),
+        "items": items,
         "page": page,
         "page_count": pages,
         "page_size": size,
@@ -79,11 +79,18 @@ def _sorted(call: Call, field: str, items: list[dict[str, Any]]) -> list[dict[st
     return sorted(items, key=key, reverse=call.flag("sort_reverse"))
 
 
-def _columns(call: Call, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def only_columns(call: Call, answer: Any) -> Any:
+    """An answer with the fields that were asked for: of an object, or of every item of a list or page."""
     asked = [column for column in call.query.get("columns", "").split(",") if column]
     if not asked:
-        return items
-    return [_only(item, asked) for item in items]
+        return answer
+    if isinstance(answer, list):
+        return [_only(item, asked) if isinstance(item, dict) else item for item in answer]
+    if not isinstance(answer, dict):
+        return answer
+    if "page" in call.query and "items" in answer:
+        return {**answer, "items": only_columns(call, answer["items"])}
+    return _only(answer, asked)
 
 
 def _only(item: dict[str, Any], columns: list[str]) -> dict[str, Any]:

@@ -25,6 +25,11 @@ GROUPS: Final = {
     "cluster-name": "broker",
     "nodes": "broker",
     "whoami": "broker",
+    "parameters": "broker",
+    "global-parameters": "broker",
+    "vhost-limits": "broker",
+    "user-limits": "broker",
+    "extensions": "broker",
     "permissions": "users",
     "topic-permissions": "users",
     "operator-policies": "policies",
@@ -194,7 +199,10 @@ def _match(node: _Node, path: tuple[str, ...], at: int = 0) -> Iterator[tuple[_N
 
 
 def decode_body(route: Route, raw: bytes) -> Any:
-    """The body as the type the route takes."""
+    """The body as the type the route takes.
+
+    Numbers and switches may come as text ("true", "1"): that is what RabbitMQ's own tool sends.
+    """
     if route.takes is None:
         return None
     if not raw.strip():
@@ -202,6 +210,6 @@ def decode_body(route: Route, raw: bytes) -> Any:
             raise HttpError(400, "this takes a JSON body, and there is none")
         raw = b"{}"
     try:
-        return msgspec.json.decode(raw, type=route.takes)
+        return msgspec.json.decode(raw, type=route.takes, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise HttpError(400, f"the body cannot be used: {error}") from error
