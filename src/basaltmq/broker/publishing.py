@@ -25,6 +25,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from basaltmq.broker import amqp_table, properties
+from basaltmq.broker.after_sync import AfterSync
 from basaltmq.broker.consumer import wanted
 from basaltmq.broker.death import MAXLEN, Death, routing_keys
 from basaltmq.broker.properties import PERSISTENT, Peek
@@ -306,18 +307,26 @@ class Publishing:
         waits: list[asyncio.Future[None]] = [
             self._streams.append(queue, messages) for queue, messages in batch.streams.items()
         ]
-        if batch.synced:
-            if batch.steps or batch.instant:
-                waits.append(self._commit.durable())
-            self.unsynced += 1
-            done = waits[0] if len(waits) == 1 else asyncio.gather(*waits)
-            done.add_done_callback(partial(self._synced, batch.synced))
-
-    def _synced(self, confirms: dict[Publisher, list[int]], done: asyncio.Future[Any]) -> None:
-        self.unsynced -= 1
-        if done.cancelled():
+        if not batch.synced:
             return
-        error = done.exception()
+        self.unsynced += 1
+        if not waits:
+            # A future would tell in a later turn of the loop than the one that hears of the sync.
+            after: Any = AfterSync(partial(self._synced, batch.synced))
+            self._commit.resolve_durable(asyncio.get_running_loop(), [after])
+            return
+        if batch.steps or batch.instant:
+            waits.append(self._commit.durable())
+        asyncio.gather(*waits).add_done_callback(partial(self._appended, batch.synced))
+
+    def _appended(self, confirms: dict[Publisher, list[int]], done: asyncio.Future[Any]) -> None:
+        if done.cancelled():
+            self.unsynced -= 1
+        else:
+            self._synced(confirms, done.exception())
+
+    def _synced(self, confirms: dict[Publisher, list[int]], error: BaseException | None) -> None:
+        self.unsynced -= 1
         if isinstance(error, StorageError):
             self._failed(error)
             return

@@ -190,7 +190,7 @@ class Channel:
         """Messages are durable, or refused."""
         if self.is_open and self.confirms is not None and numbers:
             self.confirms.answer(numbers, ok, self.session.outgoing)
-            self.connection.wrote()
+            self.connection.write_now()
 
     def deliver(self, consumer: Consumer, deliveries: Sequence[Delivered]) -> None:
         """Messages for a consumer of this channel."""

@@ -381,6 +381,11 @@ class Connection(asyncio.Protocol):
             self._flush_is_due = True
             self.server.loop.call_soon(self._flush)
 
+    def write_now(self) -> None:
+        """A publisher waits for this, and there is one for many messages: write it before the turn ends."""
+        if not self._is_walking:
+            self._flush()
+
     def _flush(self) -> None:
         self._flush_is_due = False
         out = self.session.outgoing
