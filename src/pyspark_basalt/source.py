@@ -1,4 +1,4 @@
-"""The data source Spark sees: `basalt`, for batch and streaming reads."""
+"""The data source Spark sees: `basalt`, for batch and streaming reads; writers are in `sink`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from pyspark_basalt.offsets import Json, Offsets
 from pyspark_basalt.options import ReadOptions
 from pyspark_basalt.plan import Piece, limited, partitions_of, pieces, resolve
 from pyspark_basalt.rows import HEADERS, SCHEMA, read_piece
+from pyspark_basalt.sink import BatchWriter, StreamWriter
 from pyspark_basalt.views import view_of
+from pyspark_basalt.write_options import parse_write
 
 
 class PiecePartition(InputPartition):
@@ -53,6 +55,16 @@ class BasaltDataSource(DataSource):
         self._require_schema(schema)
         return StreamReader(options)
 
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        if overwrite:
+            raise InvalidArgumentError('a topic is appended to, never overwritten: write with .mode("append")')
+        return BatchWriter(parse_write(self.options, schema, is_streaming=False))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
+        if overwrite:
+            raise InvalidArgumentError("a topic is appended to: write with outputMode append or update")
+        return StreamWriter(parse_write(self.options, schema, is_streaming=True))
+
     def _require_schema(self, schema: StructType) -> None:
         if schema.fieldNames() != [field.split()[0] for field in self.schema().split(", ")]:
             raise InvalidArgumentError(
@@ -68,14 +80,18 @@ class _Reader:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         piece = cast("Piece | None", partition.value)
-        return iter(()) if piece is None else read_piece(view_of(self.options.path), piece, self.options)
+        return (
+            iter(())
+            if piece is None
+            else read_piece(view_of(self.options.path, self.options.vhost), piece, self.options)
+        )
 
 
 class BatchReader(_Reader, DataSourceReader):
     """Reads what there is, once."""
 
     def partitions(self) -> list[InputPartition]:
-        view = view_of(self.options.path, refresh=True)
+        view = view_of(self.options.path, self.options.vhost, refresh=True)
         which = partitions_of(view, self.options)
         start = resolve(view, self.options.start, which, which_end="from")
         end = resolve(view, self.options.end, which, which_end="to")
@@ -90,7 +106,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._target: Offsets | None = None
 
     def initialOffset(self) -> dict[str, object]:  # noqa: N802
-        view = view_of(self.options.path, refresh=True)
+        view = view_of(self.options.path, self.options.vhost, refresh=True)
         which = partitions_of(view, self.options)
         return offset_json.initial(resolve(view, self.options.start, which, which_end="from"))
 
@@ -107,7 +123,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         # A topic that was deleted, or is not listed any more, stays where it was: offsets never go back.
         ends: Offsets = {topic: dict(of) for topic, of in begin.items()}
         begins: Offsets = {topic: dict(of) for topic, of in begin.items()}
-        view = view_of(self.options.path)
+        view = view_of(self.options.path, self.options.vhost)
         for topic, of in latest.items():
             for number, to in of.items():
                 known = begins.setdefault(topic, {})
@@ -122,7 +138,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return offset_json.to_json(self._latest())
 
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
-        view = view_of(self.options.path, refresh=True)
+        view = view_of(self.options.path, self.options.vhost, refresh=True)
         begin = offset_json.begin_of(start, end)
         found = pieces(view, begin, offset_json.from_json(end), self.options)
         return [PiecePartition(piece) for piece in found]
@@ -131,5 +147,5 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Nothing is held for a batch, so there is nothing to let go."""
 
     def _latest(self) -> Offsets:
-        view = view_of(self.options.path, refresh=True)
+        view = view_of(self.options.path, self.options.vhost, refresh=True)
         return resolve(view, self.options.end, partitions_of(view, self.options), which_end="to")

@@ -8,10 +8,10 @@ has state of its own.
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 from typing import Final
 
-from basaltmq.errors import BasaltError, NotFoundError
+from basaltmq.errors import BasaltError
+from basaltmq.pipeline.place import DEFAULT_VHOST, store_path
 from basaltmq.streams.view import StreamView
 
 VIEWS_MAX: Final = 4
@@ -19,17 +19,13 @@ VIEWS_MAX: Final = 4
 
 
 @lru_cache(maxsize=VIEWS_MAX)
-def _opened(path: str) -> StreamView:
-    if not Path(path).is_dir():
-        raise NotFoundError(
-            f"there is no store at {path}: path is the directory given to basalt, on a disk every node sees"
-        )
-    return StreamView.open(path)
+def _opened(path: str, vhost: str) -> StreamView:
+    return StreamView.open(store_path(path, vhost))
 
 
-def view_of(path: str, *, refresh: bool = False) -> StreamView:
+def view_of(path: str, vhost: str = DEFAULT_VHOST, *, refresh: bool = False) -> StreamView:
     """A view of the store, as fresh as its last use, or as this moment if that is asked for."""
-    view = _opened(path)
+    view = _opened(path, vhost)
     if refresh:
         try:
             view.refresh()

@@ -99,6 +99,7 @@ class Family(enum.IntEnum):
     STREAM_RECORDS = ("stream_records", CONTENT)
     STREAM_RECORD_INDEX = ("stream_record_index", INDEX)
     STREAM_INDEX = ("stream_index", INDEX)
+    IMPORTS = ("imports",)
 
     TOPOLOGY = ("topology",)
     API_KEYS = ("api_keys",)

@@ -55,6 +55,7 @@ value can collide with a separator and no prefix of one key set reaches into ano
     binding          | 'b' | lp(source) | kind (1) | lp(destination) | lp(routing key) | hash of arguments u64 |
     policy           | 'p' | kind (1) | policy name |
     API key          | key id |
+    import           | run |
 
 Strings are compared by length first; only numbers and ids are promised to sort by value.
 
@@ -859,4 +860,13 @@ def api_key_key(key_id: str) -> bytes:
 
 
 def decode_api_key_key(key: bytes) -> str:
+    return _whole_text(key)
+
+
+def import_key(name: str) -> bytes:
+    """`name` is the run's."""
+    return _whole(name)
+
+
+def decode_import_key(key: bytes) -> str:
     return _whole_text(key)

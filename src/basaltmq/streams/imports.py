@@ -1,0 +1,266 @@
+"""Imports: staged records into topics, each batch of a run exactly once.
+
+    files are staged (stage)
+      -> intent: the run's row says which files, and from which offset on in which partition; synced
+      -> appends: chunk after chunk, each atomic; then one wait until all are durable, which is when readers see them
+      -> done: the run's row says that this batch is the last one done; synced
+      -> the stage is removed
+
+A batch whose number is not above the last one done is done: nothing happens. Killed before the intent, nothing did.
+Killed after it, the import is finished by whoever imports next into this store, from the files of the intent, not from
+those staged again meanwhile, which may hold the same records in another order.
+
+How far it came is told by the partitions themselves. An importer has the store for itself, so its chunks lie one after
+the other from the offset of the intent on: a chunk is there if the offsets it would have hold its records. It does
+not matter if others have appended in between; theirs have other times, if nothing else. Records that were removed since
+count as equal: a chunk of which nothing is left would have been removed as well.
+
+Visible as one: readers see nothing of a batch before its first sync, which covers a whole lane. After a crash in the
+middle they may see the part that was durable until the import is finished.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+from basaltmq.errors import BasaltError, CorruptionError, InvalidArgumentError, StoreLockedError
+from basaltmq.log.columnar import ColumnBatch
+from basaltmq.store import keys
+from basaltmq.store.api import Store
+from basaltmq.store.batch import Batch
+from basaltmq.store.directory import QUARANTINE
+from basaltmq.store.families import Family
+from basaltmq.store.open import open_store
+from basaltmq.store.rocks import RocksStore
+from basaltmq.streams import stage
+from basaltmq.streams.adapter import READ_BYTES_MAX, Append, Clock
+from basaltmq.streams.durability import Durability
+from basaltmq.streams.leaders import Leaders
+from basaltmq.streams.offsets import Offsets
+from basaltmq.streams.plane import StreamPlane
+from basaltmq.streams.segment_engine import SegmentEngine
+from basaltmq.streams.shards import Engine, Shards
+from basaltmq.streams.stage import Part, StagedPart
+from basaltmq.streams.view import LOG
+
+NONE_DONE: Final = -1
+
+LAYOUT: Final = 1
+
+_log = logging.getLogger("basaltmq.streams")
+
+
+class Base(msgspec.Struct, frozen=True):
+    """Where the records of an import begin in a partition."""
+
+    topic: str
+    topic_id: UUID
+    partition: int
+    offset: int
+
+
+class Intent(msgspec.Struct, frozen=True):
+    """A batch that is being imported."""
+
+    batch: int
+    parts: list[Part]
+    bases: list[Base]
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """The row of a run."""
+
+    layout: int = LAYOUT
+    last_batch: int = NONE_DONE
+    intent: Intent | None = None
+    at_ms: int = 0
+
+
+class Imported(msgspec.Struct, frozen=True):
+    """What an import did."""
+
+    records: int
+    """0 if the batch had been done before."""
+    was_done: bool = False
+
+
+def read_run(store: Store, run: str) -> Run:
+    """What a run has done; works on a view too."""
+    raw = store.get(Family.IMPORTS, keys.import_key(run))
+    return Run() if raw is None else _decode(run, raw)
+
+
+def runs(store: Store) -> Iterator[tuple[str, Run]]:
+    """Every run, in the order of names."""
+    for key, raw in store.scan(Family.IMPORTS):
+        run = keys.decode_import_key(key)
+        yield run, _decode(run, raw)
+
+
+def _decode(run: str, raw: bytes) -> Run:
+    try:
+        found = msgspec.msgpack.decode(raw, type=Run)
+    except msgspec.DecodeError as error:
+        raise CorruptionError(f"the row of the import {run!r} cannot be read: {error}") from None
+    if found.layout > LAYOUT:
+        raise CorruptionError(f"the import {run!r} is of layout {found.layout}; this version knows {LAYOUT}")
+    return found
+
+
+class Imports:
+    """Imports into the topics of a store that this process has for itself."""
+
+    def __init__(self, path: Path, store: Store, streams: StreamPlane, clock_ms: Clock) -> None:
+        self._path = path
+        self._store = store
+        self._streams = streams
+        self._clock_ms = clock_ms
+
+    def run(self, run: str, batch: int, parts: Sequence[Part]) -> Imported:
+        """Import a staged batch, unless that was done before. Durable on return; the stage is gone."""
+        folder = stage.folder_of(self._path, run, batch)
+        self._finish_all(but=run)
+        self._finish(run)
+        state = read_run(self._store, run)
+        if batch <= state.last_batch:
+            stage.remove(folder)
+            return Imported(0, was_done=True)
+        chunked = [part for part in parts if part.chunks]
+        intent = Intent(batch, chunked, self._bases(chunked))
+        self._save(run, msgspec.structs.replace(state, intent=intent))
+        self._carry_out(run, intent, is_resumed=False)
+        stage.expire(self._path, self._needed(), self._clock_ms() / 1000)
+        return Imported(sum(chunk.records for part in parts for chunk in part.chunks))
+
+    def _bases(self, parts: Sequence[Part]) -> list[Base]:
+        bases = []
+        for name, number in sorted({(chunk.topic, chunk.partition) for part in parts for chunk in part.chunks}):
+            topic = self._streams.topics.get(name)
+            if topic.config.engine is Engine.MEMORY:
+                raise InvalidArgumentError(
+                    f"topic {name!r} is kept by the memory engine: what is written by path would be gone at once"
+                )
+            bases.append(Base(name, topic.id, number, self._streams.drivers.info(name, number).next_offset))
+        return bases
+
+    def _finish_all(self, but: str) -> None:
+        """Finish what others left; one that cannot be finished is its own run's to tell."""
+        for run, state in list(runs(self._store)):
+            if state.intent is not None and run != but:
+                try:
+                    self._finish(run)
+                except BasaltError as error:
+                    _log.warning("the import %s was left in the middle and cannot be finished: %s", run, error)
+
+    def _finish(self, run: str) -> None:
+        intent = read_run(self._store, run).intent
+        if intent is not None:
+            self._carry_out(run, intent, is_resumed=True)
+
+    def _carry_out(self, run: str, intent: Intent, *, is_resumed: bool) -> None:
+        folder = stage.folder_of(self._path, run, intent.batch)
+        parts = [StagedPart(folder, part) for part in intent.parts]
+        appends: list[Append] = []
+        for base in intent.bases:
+            appends += self._append(base, intent, parts, is_resumed=is_resumed)
+        for append in appends:
+            self._streams.drivers.wait(append)
+        self._save(run, Run(last_batch=intent.batch))
+        stage.remove(folder)
+
+    def _append(self, base: Base, intent: Intent, parts: Sequence[StagedPart], *, is_resumed: bool) -> Iterator[Append]:
+        drivers = self._streams.drivers
+        if is_resumed and self._streams.topics.get(base.topic).id != base.topic_id:
+            # Another topic of this name: nothing of the import can be in it.
+            is_resumed = False
+        at = base.offset
+        for part, staged in zip(intent.parts, parts, strict=True):
+            for index, chunk in enumerate(part.chunks):
+                if (chunk.topic, chunk.partition) != (base.topic, base.partition):
+                    continue
+                columns = staged.chunk(index)
+                if is_resumed and self._is_there(base, at, columns):
+                    at += chunk.records
+                    continue
+                # What follows a chunk that is not there is not there either.
+                is_resumed = False
+                yield from (
+                    append
+                    for _, append in drivers.append_batch(
+                        base.topic, columns, partition=base.partition, durability=Durability.SYNCED
+                    )
+                )
+
+    def _is_there(self, base: Base, at: int, columns: ColumnBatch) -> bool:
+        """Do the offsets from `at` on hold these records, as far as they hold any?"""
+        drivers = self._streams.drivers
+        end = at + columns.count
+        info = drivers.info(base.topic, base.partition)
+        if info.next_offset < end:
+            return False
+        expected = columns.records(at)
+        offset = max(at, info.start_offset)
+        while offset < end:
+            found = drivers.read(base.topic, base.partition, offset, end - offset, READ_BYTES_MAX)
+            for record in found.records():
+                if record.offset < end and record != expected[record.offset - at]:
+                    return False
+            if found.next_offset <= offset:
+                return False
+            offset = found.next_offset
+        return True
+
+    def _needed(self) -> set[tuple[str, int]]:
+        return {(run, state.intent.batch) for run, state in runs(self._store) if state.intent is not None}
+
+    def _save(self, run: str, state: Run) -> None:
+        batch = Batch()
+        state = msgspec.structs.replace(state, at_ms=self._clock_ms())
+        batch.put(Family.IMPORTS, keys.import_key(run), msgspec.msgpack.encode(state))
+        self._store.write(batch)
+        self._store.sync()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@contextmanager
+def open_imports(path: Path, clock_ms: Callable[[], int] = _now_ms) -> Iterator[Imports]:
+    """The store at `path`, for an import; StoreLockedError if another process has it."""
+    try:
+        store = open_store(path, create=False)
+    except StoreLockedError as error:
+        raise StoreLockedError(
+            f"{error}. A write by path needs the store for a moment: write when nobody has it open for writing"
+        ) from None
+    try:
+        streams = StreamPlane(store, clock_ms, makers={Engine.SEGMENT: partial(_segment_engine, store, path)})
+        try:
+            yield Imports(path, store, streams, clock_ms)
+        finally:
+            streams.close()
+    finally:
+        store.close()
+
+
+def _segment_engine(
+    managed: RocksStore,
+    path: Path,
+    store: Store,
+    shards: Shards,
+    offsets: Offsets,
+    clock_ms: Clock,
+    leaders: Leaders,
+) -> SegmentEngine:
+    assert store is managed, "the plane makes its engines on the store it was given"
+    return SegmentEngine(managed, shards, offsets, clock_ms, leaders, path=path / LOG, quarantine=path / QUARANTINE)

@@ -1,0 +1,137 @@
+"""Writers: tasks stage, the driver imports, each batch of a query exactly once.
+
+Tasks write their rows to the stage beside the store and tell the driver the file. The driver opens the store for as
+long as the import takes, which no other process may have open for writing then. A stream's run is its query, whose id
+is in its checkpoint, and its batches have Spark's numbers: what is done again after a crash is found done. A batch
+write is a run of its own unless `runId` and `batchId` say which.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from basaltmq.errors import InvalidArgumentError
+from basaltmq.pipeline.place import store_path
+from basaltmq.streams.imports import Imported, open_imports
+from basaltmq.streams.stage import Part, PartWriter, folder_of
+from basaltmq.streams.topics import Topic
+from basaltmq.streams.view import StreamView
+from pyspark_basalt.chunks import Cutter
+from pyspark_basalt.views import view_of
+from pyspark_basalt.write_options import WriteOptions
+
+QUERY: str = "sql.streaming.queryId"
+BATCH: str = "streaming.sql.batchId"
+"""Spark's local properties of a task of a streaming query."""
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    run: str
+    number: int
+    part: Part | None
+
+
+class _Writer:
+    """What both writers do."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self.options = options
+        self.store = store_path(options.path, options.vhost)
+        if options.topic is not None:
+            # Found out here rather than in the first task.
+            view_of(options.path, options.vhost, refresh=True).topic(options.topic)
+
+    def stage(self, rows: Iterator[pa.RecordBatch], run: str, batch: int) -> Staged:
+        context = TaskContext.get()
+        number = 0 if context is None else context.partitionId()
+        view = view_of(self.options.path, self.options.vhost, refresh=True)
+        return stage_rows(rows, self.store, run, batch, number, view, self.options.topic)
+
+    def publish(self, messages: list[WriterCommitMessage | None], run: str, batch: int) -> Imported:
+        told = sorted((each for each in messages if isinstance(each, Staged)), key=lambda each: each.number)
+        parts = [each.part for each in told if each.part is not None]
+        with open_imports(self.store) as imports:
+            return imports.run(run, batch, parts)
+
+    def forget(self, messages: list[WriterCommitMessage | None], run: str, batch: int) -> None:
+        """Remove what was staged; what tasks left that told nothing expires."""
+        folder = folder_of(self.store, run, batch)
+        for each in messages:
+            if isinstance(each, Staged) and each.part is not None:
+                (folder / each.part.file).unlink(missing_ok=True)
+
+
+def stage_rows(
+    rows: Iterator[pa.RecordBatch],
+    store: Path,
+    run: str,
+    batch: int,
+    number: int,
+    view: StreamView,
+    topic: str | None,
+    clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+) -> Staged:
+    """Stage the rows of task `number`."""
+    topics: dict[str, Topic] = {}
+
+    def found(name: str) -> Topic:
+        if name not in topics:
+            topics[name] = view.topic(name)
+        return topics[name]
+
+    cutter = Cutter(lambda name: found(name).config.partitions, topic, clock_ms(), turn=number)
+    writer: PartWriter | None = None
+    try:
+        for name, partition, records in cutter.chunks(rows):
+            writer = writer or PartWriter(folder_of(store, run, batch), number)
+            writer.add(name, partition, records, found(name).config.record_bytes_max)
+        return Staged(run, number, None if writer is None else writer.finish())
+    except BaseException:
+        if writer is not None:
+            writer.discard()
+        raise
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
+    """Writes a frame, once."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self.stage(iterator, self.options.run, self.options.batch)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self.publish(messages, self.options.run, self.options.batch)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self.forget(messages, self.options.run, self.options.batch)
+
+
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """Writes the batches of a query."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        query = None if context is None else context.getLocalProperty(QUERY)
+        batch = None if context is None else context.getLocalProperty(BATCH)
+        if not query or not batch:
+            raise InvalidArgumentError("this Spark does not tell tasks of which query and batch they are; use 4.2 on")
+        return self.stage(iterator, query, int(batch))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        run = next((each.run for each in messages if isinstance(each, Staged)), None)
+        if run is not None:
+            self.publish(messages, run, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        run = next((each.run for each in messages if isinstance(each, Staged)), None)
+        if run is not None:
+            self.forget(messages, run, batchId)

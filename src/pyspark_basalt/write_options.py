@@ -1,0 +1,92 @@
+"""Options and columns of a write, checked before anything runs.
+
+    value      binary or string; null is written as empty
+    key        binary or string     hashes to a partition, as everywhere in Basalt
+    topic      string               unless the option `topic` says it for all
+    partition  int                  null: by the key, or in turns
+    headers    array<struct<key:string,value:binary>>
+    timestamp  timestamp            null or missing: when the record is staged
+
+`offset` and `timestampType`, which a frame that was read has, are passed over: a topic gives its own. Any other column
+is refused, because what is in it would be lost without a word.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Final
+from uuid import uuid4
+
+import msgspec
+from pyspark.sql.types import StructType
+
+from basaltmq.errors import InvalidArgumentError
+from basaltmq.pipeline.place import DEFAULT_VHOST
+from basaltmq.streams.stage import check_run
+
+_NAMES: Final = ("path", "vhost", "topic", "runId", "batchId", "checkpointLocation")
+KNOWN: Final = {name.lower(): name for name in _NAMES}
+
+_TEXT: Final = ("binary", "string")
+_HEADERS: Final = ("array<struct<key:string,value:binary>>",)
+COLUMNS: Final = {
+    "value": _TEXT,
+    "key": _TEXT,
+    "topic": ("string",),
+    "partition": ("int",),
+    "headers": _HEADERS,
+    "timestamp": ("timestamp", "timestamp_ntz"),
+}
+PASSED_OVER: Final = ("offset", "timestampType")
+
+
+class WriteOptions(msgspec.Struct, frozen=True):
+    """Where to write, and as what."""
+
+    path: str
+    vhost: str
+    topic: str | None
+    run: str
+    """A batch write's own; a stream's is its query."""
+    batch: int
+
+
+def parse_write(options: Mapping[str, str], schema: StructType, *, is_streaming: bool) -> WriteOptions:
+    """Write options, checked with the columns; InvalidArgumentError says what is wrong with which."""
+    given = {name.lower(): value for name, value in options.items()}
+    for name in given:
+        if name not in KNOWN:
+            near = difflib.get_close_matches(name, KNOWN, n=1)
+            hint = f"; did you mean {KNOWN[near[0]]}?" if near else f"; known are {', '.join(_NAMES)}"
+            raise InvalidArgumentError(f"the basalt sink has no option {name!r}{hint}")
+    if not given.get("path"):
+        raise InvalidArgumentError('say where to write to: .option("path", "/data/basalt")')
+    topic = given.get("topic")
+    _check_columns(schema, topic)
+    if is_streaming and ("runid" in given or "batchid" in given):
+        raise InvalidArgumentError("a streaming write is its query's run; runId and batchId are for batch writes")
+    if ("runid" in given) != ("batchid" in given):
+        raise InvalidArgumentError("runId and batchId go together: a batch of that number is written once in that run")
+    batch = given.get("batchid", "0")
+    if not batch.isdecimal():
+        raise InvalidArgumentError(f"batchId is a number from 0 on, not {batch!r:.80}")
+    run = check_run(given["runid"]) if "runid" in given else f"once-{uuid4().hex}"
+    return WriteOptions(given["path"], given.get("vhost", DEFAULT_VHOST), topic, run, int(batch))
+
+
+def _check_columns(schema: StructType, topic: str | None) -> None:
+    has = {field.name: field.dataType.simpleString() for field in schema.fields}
+    unknown = [name for name in has if name not in COLUMNS and name not in PASSED_OVER]
+    if unknown:
+        raise InvalidArgumentError(
+            f"a topic has no column {unknown[0]!r}; it has {', '.join(COLUMNS)}: put it into value, or drop it"
+        )
+    if "value" not in has:
+        raise InvalidArgumentError("a write needs a column value, binary or string, such as to_json(struct(*))")
+    if topic is None and "topic" not in has:
+        raise InvalidArgumentError('say which topic to write to: .option("topic", "orders"), or a column topic')
+    for name, kind in has.items():
+        wanted = COLUMNS.get(name)
+        if wanted is not None and kind not in wanted:
+            raise InvalidArgumentError(f"the column {name} is {' or '.join(wanted)}, not {kind}; cast it")

@@ -1,0 +1,75 @@
+"""Options and columns of a write are checked before anything runs."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from basaltmq.errors import InvalidArgumentError
+from pyspark_basalt.write_options import parse_write
+
+pytestmark = pytest.mark.spec("F1")
+
+
+TYPES: dict[str, DataType] = {
+    "BINARY": BinaryType(),
+    "STRING": StringType(),
+    "INT": IntegerType(),
+    "BIGINT": LongType(),
+    "TIMESTAMP": TimestampType(),
+    "HEADERS": ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
+}
+
+
+def schema(text: str) -> StructType:
+    """Of names and types, without a Spark that would parse it."""
+    return StructType([StructField(name, TYPES[kind]) for name, kind in (each.split() for each in text.split(", "))])
+
+
+@pytest.mark.parametrize(
+    ("options", "columns", "told"),
+    [
+        ({}, "value BINARY", "say where to write to"),
+        ({"path": "/x"}, "value BINARY", "which topic"),
+        ({"path": "/x", "topics": "a"}, "value BINARY", "did you mean topic?"),
+        ({"path": "/x", "topic": "a"}, "key BINARY", "needs a column value"),
+        ({"path": "/x", "topic": "a"}, "value BINARY, price INT", "no column 'price'"),
+        ({"path": "/x", "topic": "a"}, "value INT", "value is binary or string, not int"),
+        ({"path": "/x"}, "value STRING, topic INT", "topic is string, not int"),
+        ({"path": "/x", "topic": "a", "runId": "r"}, "value BINARY", "go together"),
+        ({"path": "/x", "topic": "a", "runId": "r", "batchId": "-1"}, "value BINARY", "number from 0 on"),
+        ({"path": "/x", "topic": "a", "runId": "a/b", "batchId": "1"}, "value BINARY", "a run is named by"),
+    ],
+)
+def test_what_is_wrong_is_named(options: dict[str, str], columns: str, told: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=told.replace("?", r"\?")):
+        parse_write(options, schema(columns), is_streaming=False)
+
+
+def test_a_frame_that_was_read_can_be_written_as_it_is() -> None:
+    read = (
+        "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT, "
+        "headers HEADERS"
+    )
+    options = parse_write({"path": "/x"}, schema(read), is_streaming=True)
+    assert (options.path, options.vhost, options.topic) == ("/x", "/", None)
+
+
+def test_a_batch_write_is_a_run_of_its_own_unless_named() -> None:
+    given = {"path": "/x", "topic": "a"}
+    first, second = (parse_write(given, schema("value STRING"), is_streaming=False) for _ in range(2))
+    assert first.run != second.run
+    named = parse_write(given | {"RUNID": "r", "batchid": "7"}, schema("value STRING"), is_streaming=False)
+    assert (named.run, named.batch) == ("r", 7)
+    with pytest.raises(InvalidArgumentError, match="its query's run"):
+        parse_write(given | {"runId": "r", "batchId": "7"}, schema("value STRING"), is_streaming=True)

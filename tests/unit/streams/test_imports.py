@@ -1,0 +1,215 @@
+"""Imports: every batch once, wherever the importer is killed and whatever happens before it is finished."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+from tests.crash.harness import Forge
+
+import basaltmq
+from basaltmq.errors import (
+    BasaltError,
+    CorruptionError,
+    InvalidArgumentError,
+    LimitExceededError,
+    StoreLockedError,
+    TopicNotFoundError,
+)
+from basaltmq.streams import stage
+from basaltmq.streams.imports import open_imports, read_run
+from basaltmq.streams.stage import Part, PartWriter, folder_of
+
+CHILD = "tests.unit.streams.import_child:run"
+
+pytestmark = pytest.mark.spec("F3")
+
+
+@pytest.fixture(scope="module")
+def forge() -> Iterator[Forge]:
+    with Forge() as forge:
+        yield forge
+
+
+def batch_of(values: list[bytes], key: bytes | None = None, time_ms: int = 1000) -> pa.RecordBatch:
+    count = len(values)
+    columns = [
+        pa.array([key] * count, pa.binary()),
+        pa.array(values, pa.binary()),
+        pa.array([[{"key": "from", "value": b"test"}]] * count, stage.SCHEMA.field("headers").type),
+        pa.array([time_ms] * count, pa.int64()).cast(stage.SCHEMA.field("timestamp").type),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=stage.SCHEMA)
+
+
+def staged(path: Path, run: str, batch: int, chunks: list[tuple[int, list[bytes]]], number: int = 0) -> Part:
+    writer = PartWriter(folder_of(path, run, batch), number)
+    for partition, values in chunks:
+        writer.add("orders", partition, batch_of(values), 1 << 20)
+    return writer.finish()
+
+
+def store(path: Path, **settings: object) -> None:
+    with basaltmq.open(path) as db:
+        orders = db.topic("orders", partitions=2, **settings)  # type: ignore[arg-type]
+        orders.append([b"before"], partition=0)
+
+
+def values(path: Path) -> list[list[bytes]]:
+    with basaltmq.open(path) as db:
+        return [[record.value for record in db.topic("orders").read(partition)] for partition in (0, 1)]
+
+
+CHUNKS = [(0, [b"a", b"b"]), (1, [b"c"]), (0, [b"d"]), (1, [b"e", b"f"])]
+ONCE = [[b"before", b"a", b"b", b"d"], [b"c", b"e", b"f"]]
+
+
+@pytest.mark.parametrize("engine", ["segment", "rocksdb"])
+def test_a_batch_is_imported_once_and_its_stage_goes(tmp_path: Path, engine: str) -> None:
+    store(tmp_path, engine=engine)
+    part = staged(tmp_path, "q", 0, CHUNKS)
+    with open_imports(tmp_path) as imports:
+        assert imports.run("q", 0, [part]).records == 6
+        again = staged(tmp_path, "q", 0, CHUNKS)
+        done = imports.run("q", 0, [again])
+        assert (done.records, done.was_done) == (0, True)
+    assert values(tmp_path) == ONCE
+    assert not (tmp_path / stage.STAGING).exists()
+    with basaltmq.open(tmp_path) as db:
+        record = next(db.topic("orders").read(1))
+        assert (record.key, record.headers, record.timestamp_ms) == (None, (("from", b"test"),), 1000)
+        assert read_run(db.store, "q").last_batch == 0
+
+
+def test_runs_are_apart_and_batches_follow_one_another(tmp_path: Path) -> None:
+    store(tmp_path)
+    with open_imports(tmp_path) as imports:
+        for run, batch in (("a", 0), ("b", 0), ("a", 1), ("a", 0), ("b", 0)):
+            imports.run(run, batch, [staged(tmp_path, run, batch, [(1, [f"{run}{batch}".encode()])])])
+    assert values(tmp_path)[1] == [b"a0", b"b0", b"a1"]
+
+
+@pytest.mark.parametrize(("engine", "every"), [("segment", 1), ("rocksdb", 4)])
+def test_killed_at_every_step_each_record_is_there_once(tmp_path: Path, forge: Forge, engine: str, every: int) -> None:
+    fresh = _prepared(tmp_path / "fresh", engine)
+    told = forge.run(CHILD, str(shutil.copytree(fresh, tmp_path / "all")), "q", 3, _parts(tmp_path), 0)
+    assert told.count("appended") == len(CHUNKS)
+    assert (told[0], told[-1]) == ("saved", "removed")
+    for step in range(1, len(told) + 1, every):
+        path = shutil.copytree(fresh, tmp_path / str(step))
+        child = forge.start(CHILD, str(path), "q", 3, _parts(tmp_path), step)
+        assert list(child.lines(60)) == told[:step]
+        child.kill()
+        child.close()
+        extra: list[bytes] = []
+        if step % 2:
+            # Others append before the query comes back, and begin with what the import begins with.
+            extra = [b"a", b"x"]
+            with basaltmq.open(path) as db:
+                db.topic("orders").append(extra, partition=0)
+        # Staged again, in another order, by the query that comes back.
+        again = staged(path, "q", 3, list(reversed(CHUNKS)))
+        with open_imports(path) as imports:
+            imports.run("q", 3, [again])
+        found = values(path)
+        assert sorted(found[0]) == sorted(ONCE[0] + extra), f"killed after step {step}, {told[step - 1]}"
+        assert found[1] == ONCE[1]
+        if not extra:
+            assert found == ONCE
+        assert not (path / stage.STAGING).exists()
+
+
+def _prepared(path: Path, engine: str) -> Path:
+    store(path, engine=engine)
+    part = staged(path, "q", 3, CHUNKS)
+    (path.parent / "parts").write_bytes(msgspec.json.encode([part]))
+    return path
+
+
+def _parts(tmp_path: Path) -> str:
+    return (tmp_path / "parts").read_text()
+
+
+def test_what_another_run_left_is_finished_first(tmp_path: Path, forge: Forge) -> None:
+    path = _prepared(tmp_path / "data", "segment")
+    child = forge.start(CHILD, str(path), "q", 3, _parts(tmp_path), 2)
+    assert len(list(child.lines(60))) == 2
+    child.kill()
+    child.close()
+    with open_imports(path) as imports:
+        imports.run("other", 0, [staged(path, "other", 0, [(0, [b"z"])])])
+    assert values(path) == [[*ONCE[0], b"z"], ONCE[1]]
+
+
+def test_a_topic_made_again_meanwhile_gets_the_whole_batch(tmp_path: Path, forge: Forge) -> None:
+    path = _prepared(tmp_path / "data", "segment")
+    child = forge.start(CHILD, str(path), "q", 3, _parts(tmp_path), 3)
+    assert len(list(child.lines(60))) == 3
+    child.kill()
+    child.close()
+    with basaltmq.open(path) as db:
+        db.delete_topic("orders")
+        db.topic("orders", partitions=2)
+    with open_imports(path) as imports:
+        imports.run("q", 3, [])
+    assert values(path) == [[b"a", b"b", b"d"], ONCE[1]]
+
+
+def test_a_stage_that_is_not_what_was_staged_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    store(tmp_path)
+    part = staged(tmp_path, "q", 0, CHUNKS)
+    file = folder_of(tmp_path, "q", 0) / part.file
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    file.write_bytes(raw)
+    with open_imports(tmp_path) as imports, pytest.raises(CorruptionError, match="not what was staged"):
+        imports.run("q", 0, [part])
+    assert values(tmp_path) == [[b"before"], []]
+
+
+def test_what_a_topic_would_refuse_is_refused_before_anything_happens(tmp_path: Path) -> None:
+    store(tmp_path)
+    writer = PartWriter(folder_of(tmp_path, "q", 0), 0)
+    with pytest.raises(LimitExceededError):
+        writer.add("orders", 0, batch_of([b"x" * 100]), 50)
+    writer.discard()
+    with basaltmq.open(tmp_path) as db:
+        db.topic("fleeting", engine="memory")
+    for topic, error in (("none", TopicNotFoundError), ("fleeting", InvalidArgumentError)):
+        writer = PartWriter(folder_of(tmp_path, "q", 0), 0)
+        writer.add(topic, 0, batch_of([b"x"]), 50)
+        kind: type[BasaltError] = error
+        with open_imports(tmp_path) as imports, pytest.raises(kind):
+            imports.run("q", 0, [writer.finish()])
+        with basaltmq.open(tmp_path) as db:
+            assert read_run(db.store, "q").intent is None
+
+
+def test_a_store_that_is_in_use_is_told_in_one_line(tmp_path: Path) -> None:
+    store(tmp_path)
+    with basaltmq.open(tmp_path), pytest.raises(StoreLockedError, match="for a moment"), open_imports(tmp_path):
+        pass
+
+
+def test_stages_that_nobody_finishes_expire(tmp_path: Path) -> None:
+    store(tmp_path)
+    staged(tmp_path, "old", 4, CHUNKS)
+    staged(tmp_path, "needed", 1, CHUNKS)
+    staged(tmp_path, "fresh", 0, CHUNKS)
+    for run, batch in (("old", 4), ("needed", 1)):
+        folder = folder_of(tmp_path, run, batch)
+        os.utime(folder, (1000, 1000))
+    now_s = folder_of(tmp_path, "fresh", 0).stat().st_mtime + 10
+    assert stage.expire(tmp_path, {("needed", 1)}, now_s) == 1
+    assert sorted(path.name for path in (tmp_path / stage.STAGING).iterdir()) == ["fresh", "needed"]
+
+
+@pytest.mark.parametrize("run", ["", "../up", "a/b", "x" * 101, ".hidden"])
+def test_a_run_is_named_so_that_a_folder_can_be(tmp_path: Path, run: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="a run is named by"):
+        folder_of(tmp_path, run, 0)
