@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from basaltmq import __version__
+from basaltmq.admin.rates import Rates
 from basaltmq.admin.routes import Access, Call, Route, allowed
 from basaltmq.admin.scope import Scope
 from basaltmq.admin.totals import Totals, TotalsBook
@@ -38,6 +39,7 @@ class Overview:
         self._totals = totals
         self._config = config
         self._started_s = started_s
+        self._rates = Rates()
 
     def routes(self) -> list[Route]:
         return [
@@ -52,7 +54,8 @@ class Overview:
     async def overview(self, call: Call) -> Any:
         totals = Totals()
         exchanges = 0
-        for vhost in self._scope.running(call):
+        seen = self._scope.running(call)
+        for vhost in seen:
             totals = totals.plus(await self._totals.of(vhost))
             exchanges += len(vhost.topology.exchanges)
         found: dict[str, Any] = {
@@ -63,7 +66,7 @@ class Overview:
             "node": self._scope.node_name,
             "cluster_name": self._scope.node_name,
             "erlang_version": "",
-            "rates_mode": "none",
+            "rates_mode": "basic",
             "exchange_types": [{"name": kind, "enabled": True} for kind in EXCHANGE_TYPES],
             "object_totals": {
                 "queues": totals.queues,
@@ -77,12 +80,16 @@ class Overview:
                 "messages_ready": totals.ready,
                 "messages_unacknowledged": totals.unacked,
             },
-            "message_stats": {
-                "publish": totals.published,
-                "deliver_get": totals.delivered,
-                "redeliver": totals.redelivered,
-                "ack": totals.acked,
-            },
+            "message_stats": self._rates.stats(
+                frozenset(vhost.name for vhost in seen),
+                self,
+                {
+                    "publish": totals.published,
+                    "deliver_get": totals.delivered,
+                    "redeliver": totals.redelivered,
+                    "ack": totals.acked,
+                },
+            ),
             "uptime_s": int(time.time() - self._started_s),
         }
         if allowed(call.who.tags, Access.MONITORING):

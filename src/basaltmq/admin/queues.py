@@ -15,6 +15,7 @@ from basaltmq.admin.connections import shown_consumer
 from basaltmq.admin.json_tables import shown_payload, shown_properties, shown_table, table_of
 from basaltmq.admin.message import HttpError, Response
 from basaltmq.admin.paging import listing
+from basaltmq.admin.rates import Rates
 from basaltmq.admin.routes import Call, Route
 from basaltmq.admin.scope import Scope
 from basaltmq.admin.turns import Turns
@@ -67,7 +68,7 @@ class MoveSpec(msgspec.Struct):
     count: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
-def shown_queue(vhost: VHost, queue: BrokerQueue, *, node: str) -> dict[str, Any]:
+def shown_queue(vhost: VHost, queue: BrokerQueue, rates: Rates, *, node: str) -> dict[str, Any]:
     """A queue as JSON."""
     counts = vhost.counts(queue)
     ready, unacked = counts.get("ready", 0), counts.get("leased", 0)
@@ -91,15 +92,19 @@ def shown_queue(vhost: VHost, queue: BrokerQueue, *, node: str) -> dict[str, Any
         "messages_delayed": counts.get("delayed", 0),
         "message_bytes": counts.get("size_bytes", 0) + counts.get("transient_bytes", 0),
         "message_bytes_ready": counts.get("ready_bytes", 0),
-        "message_stats": {
-            "publish": queue.published,
-            "deliver_get": queue.delivered,
-            "redeliver": queue.redelivered,
-            "ack": counts.get("acked", 0),
-            "expired": counts.get("expired", 0),
-            "dead_lettered": counts.get("dead_lettered", 0),
-            "dropped": counts.get("dropped", 0),
-        },
+        "message_stats": rates.stats(
+            (vhost.name, queue.name),
+            queue,
+            {
+                "publish": queue.published,
+                "deliver_get": queue.delivered,
+                "redeliver": queue.redelivered,
+                "ack": counts.get("acked", 0),
+                "expired": counts.get("expired", 0),
+                "dead_lettered": counts.get("dead_lettered", 0),
+                "dropped": counts.get("dropped", 0),
+            },
+        ),
     }
 
 
@@ -108,6 +113,7 @@ class Queues:
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
+        self._rates = Rates()
 
     def routes(self) -> list[Route]:
         one = "/api/queues/{vhost}/{name}"
@@ -132,7 +138,7 @@ class Queues:
     def _shown(self, pair: tuple[VHost, str]) -> dict[str, Any] | None:
         vhost, name = pair
         queue = vhost.queues.by_name.get(name)
-        return None if queue is None else shown_queue(vhost, queue, node=self._scope.node_name)
+        return None if queue is None else shown_queue(vhost, queue, self._rates, node=self._scope.node_name)
 
     async def everywhere(self, call: Call) -> Any:
         names = [(name, (vhost, name)) for vhost in self._scope.running(call) for name in vhost.queues.by_name]
@@ -145,7 +151,7 @@ class Queues:
     def one(self, call: Call) -> Any:
         vhost = self._scope.vhost(call)
         queue = _queue(vhost, call.names["name"])
-        shown = shown_queue(vhost, queue, node=self._scope.node_name)
+        shown = shown_queue(vhost, queue, self._rates, node=self._scope.node_name)
         shown["consumer_details"] = [shown_consumer(vhost, each) for each in queue.consumers]
         return shown
 

@@ -110,7 +110,18 @@ def stats(api: ApiClient, name: str, vhost: str, as_json: bool) -> None:
     counts = found.get("message_stats") or {}
     if counts:
         click.echo()
-        show([{"count": count.replace("_", " "), "value": value} for count, value in counts.items()], as_json=False)
+        show(
+            [
+                {
+                    "count": count.replace("_", " "),
+                    "value": value,
+                    "per second": counts.get(f"{count}_details", {}).get("rate"),
+                }
+                for count, value in counts.items()
+                if not count.endswith("_details")
+            ],
+            as_json=False,
+        )
 
 
 @server_queue.command("declare")

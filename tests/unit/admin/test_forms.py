@@ -16,6 +16,7 @@ from basaltmq.admin.exposition import Metric, expose
 from basaltmq.admin.json_tables import payload_of, properties_of, shown_payload, shown_properties, shown_table
 from basaltmq.admin.message import HttpError, Request
 from basaltmq.admin.paging import listing, only_columns
+from basaltmq.admin.rates import LOOKS_MAX, Rates
 from basaltmq.admin.routes import Call
 
 values = st.recursive(
@@ -125,6 +126,25 @@ def test_labels_and_numbers_are_prometheus() -> None:
     assert expose([Metric("m", "gauge", "About\nit.", samples)]) == (
         b'# HELP m About\\nit.\n# TYPE m gauge\nm{v="a\\"\\\\\\nb"} 3\nm 0.5\nm NaN\n'
     )
+
+
+def test_rates_are_those_since_the_last_look_that_is_old_enough() -> None:
+    now = [0.0]
+    rates = Rates(lambda: now[0])
+    thing, other = object(), object()
+    assert rates.of("q", thing, {"publish": 100}) == {"publish": 0.0}
+    now[0] = 4.0
+    assert rates.of("q", thing, {"publish": 300}) == {"publish": 0.0}, "too early to tell"
+    now[0] = 10.0
+    assert rates.of("q", thing, {"publish": 300}) == {"publish": 20.0}
+    now[0] = 12.0
+    assert rates.stats("q", thing, {"publish": 400}) == {"publish": 400, "publish_details": {"rate": 20.0}}
+    now[0] = 20.0
+    assert rates.of("q", thing, {"publish": 300}) == {"publish": 0.0}
+    assert rates.of("q", other, {"publish": 900}) == {"publish": 0.0}, "another queue of the name"
+    for number in range(LOOKS_MAX + 10):
+        rates.of(number, thing, {})
+    assert len(rates._looks) == LOOKS_MAX
 
 
 def every_error(root: type[errors.BasaltError]) -> list[type[errors.BasaltError]]:
