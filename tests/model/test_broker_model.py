@@ -103,11 +103,13 @@ class BrokerMachine(RuleBasedStateMachine):
         assert self.vhost.bind_queue(name, "amq.topic", pattern) is ((name, pattern) not in self.bindings)
         self.bindings.add((name, pattern))
 
-    @rule(name=st.sampled_from(NAMES), pattern=st.sampled_from(PATTERNS))
-    def unbind(self, name: str, pattern: str) -> None:
-        if name in self.durable:
-            assert self.vhost.unbind_queue(name, "amq.topic", pattern) is ((name, pattern) in self.bindings)
-            self.bindings.discard((name, pattern))
+    @rule(data=st.data())
+    @precondition(lambda self: bool(self.bindings))
+    def unbind(self, data: st.DataObject) -> None:
+        name, pattern = data.draw(st.sampled_from(sorted(self.bindings)))
+        assert self.vhost.unbind_queue(name, "amq.topic", pattern)
+        assert not self.vhost.unbind_queue(name, "amq.topic", pattern)
+        self.bindings.remove((name, pattern))
 
     @rule(key=st.sampled_from((*KEYS, *NAMES)), persistent=st.booleans(), size=st.sampled_from([10, 300, 5000]))
     def publish(self, key: str, persistent: bool, size: int) -> None:
