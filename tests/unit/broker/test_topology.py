@@ -242,6 +242,19 @@ def test_a_binding_is_one_however_often_it_is_made_and_arguments_tell_two_apart(
     assert reached(here, "amq.topic", "a") == []
 
 
+@pytest.mark.promise("P10")
+def test_what_was_unbound_or_lost_its_queue_does_not_come_back() -> None:
+    store = MemoryStore()
+    here = topology(store)
+    for name in ("q1", "q2", "q3"):
+        bind(here, "amq.direct", name, "a")
+    here.unbind("amq.direct", Destination(QUEUE, "q1"), "a", None)
+    here.remove_queue("q2")
+    again = topology(store)
+    assert again.load(QUEUES.__contains__) == []
+    assert reached(again, "amq.direct", "a") == ["q3"]
+
+
 def test_an_auto_delete_exchange_goes_with_its_last_binding_and_takes_those_to_it_along() -> None:
     store = MemoryStore()
     here = topology(store)
