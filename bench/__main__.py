@@ -23,7 +23,7 @@ BENCHES: Final = [
     "catalog",
     "fairness",
     "log",
-    "grpc",
+    "grpc_queues",
     "log_read",
     "queues_events",
     "queues",

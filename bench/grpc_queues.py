@@ -60,7 +60,7 @@ class Server(NamedTuple):
 
 @contextmanager
 def echo() -> Iterator[Server]:
-    with _running([sys.executable, "-m", "bench.grpc"]) as found:
+    with _running([sys.executable, "-m", "bench.grpc_queues"]) as found:
         yield found
 
 
