@@ -46,7 +46,7 @@ EXIT_CODES: Final[tuple[tuple[type[BasaltError], int], ...]] = (
 INTERNAL: Final = 70
 
 SWITCH_S: Final = 0.0003
-"""How long a thread that waits for the interpreter's lock lets the loop go on: a sync that is due does not wait Python's
+"""How long a thread that waits for the interpreter lets the loop go on: a sync that is due does not wait Python's
 5 ms to begin, which is worth a tenth of the confirms under load."""
 
 NO_PERMISSION: Final = 77
