@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Final
 
 from basaltmq.broker.consumer import Consumer, share_out, wanted
@@ -19,6 +20,9 @@ from basaltmq.broker.queue import BrokerQueue
 from basaltmq.errors import QueueNotFoundError
 from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.plane import QueuePlane
+
+QUEUES_PER_TURN: Final = 64
+"""Served in one turn of the loop: with full pieces some tens of milliseconds, and others wait for theirs."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -42,9 +46,13 @@ class Dispatch:
         self._waiting.pop(queue, None)
 
     def run(self) -> None:
-        """Serve every queue once; those that have more to give wait for the next turn."""
-        waiting, self._waiting = self._waiting, {}
-        for queue in waiting:
+        """Serve the queues that wait longest, a piece of each; the others, and who has more to give, wait on."""
+        for queue in list(islice(self._waiting, QUEUES_PER_TURN)):
+            if queue not in self._waiting:
+                # Another's delivery, a moment ago, had it deleted.
+                continue
+            # Before it is served: a consumer may ask for it again meanwhile.
+            del self._waiting[queue]
             if queue.is_stream:
                 if queue.stream is not None and queue.stream.deliver():
                     self._waiting[queue] = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.broker.rig import FakePublisher, FakeSink, publish, run, settlement, turns, until
 
+from basaltmq.broker.dispatch import QUEUES_PER_TURN
 from basaltmq.broker.vhost import REQUEUE, VHost
 from basaltmq.errors import AccessRefusedError, ResourceLockedError
 
@@ -221,5 +222,24 @@ def test_consumers_that_come_and_go_leave_nothing_behind() -> None:
         assert len(line) < 40
         publish(vhost, FakePublisher(), "q", *bodies(3))
         await until(lambda: sink.by_tag == {"stays": bodies(3)})
+
+    run(test)
+
+
+@pytest.mark.promise("P8")
+def test_many_queues_with_messages_are_served_a_few_per_turn_and_all_in_the_end() -> None:
+    async def test(vhost: VHost) -> None:
+        sink = FakeSink(vhost)
+        names = [f"q{number}" for number in range(3 * QUEUES_PER_TURN)]
+        for name in names:
+            vhost.declare_queue(name, durable=True)
+            publish(vhost, FakePublisher(), name, b"1", b"2")
+        await turns(5)
+        for name in names:
+            vhost.subscribe(name, sink, tag=name)
+        vhost.dispatch.run()
+        assert len(sink.by_tag) == QUEUES_PER_TURN
+        await until(lambda: len(sink.got) == 2 * len(names))
+        assert set(sink.by_tag) == set(names)
 
     run(test)
