@@ -462,3 +462,9 @@ class UnsupportedCodecError(BasaltError):
     """A record batch is compressed in a way that cannot be looked into here; the message names it."""
 
     code = "unsupported_codec"
+
+
+class MalformedRequestError(InvalidArgumentError):
+    """Bytes that are not the request they say to be; who sent them is cut off."""
+
+    code = "malformed_request"

@@ -1,0 +1,226 @@
+"""The requests that are served, with their versions: exactly what ApiVersions announces.
+
+A request on the wire, after its i32 size, and its answer:
+
+    | api key i16 | version i16 | correlation id i32 | client id, nullable string | tags, if flexible | body |
+    | correlation id i32 | tags, if flexible and not ApiVersions | body |
+
+Produce is announced from version 0, as Apache Kafka does: librdkafka looks for it before it compresses. Batches in the
+formats those versions carry are refused one by one.
+"""
+
+from __future__ import annotations
+
+from struct import Struct as Layout
+from typing import Any, Final, NamedTuple
+
+from basaltmq.errors import MalformedRequestError
+from basaltmq.protocols.kafka import apis_data as data
+from basaltmq.protocols.kafka import apis_groups as groups
+from basaltmq.protocols.kafka import apis_session as session
+from basaltmq.protocols.kafka import apis_topics as topics
+from basaltmq.protocols.kafka.schema import EVER, Field, Fields, Struct
+
+PRODUCE: Final = 0
+FETCH: Final = 1
+LIST_OFFSETS: Final = 2
+METADATA: Final = 3
+OFFSET_COMMIT: Final = 8
+OFFSET_FETCH: Final = 9
+FIND_COORDINATOR: Final = 10
+JOIN_GROUP: Final = 11
+HEARTBEAT: Final = 12
+LEAVE_GROUP: Final = 13
+SYNC_GROUP: Final = 14
+DESCRIBE_GROUPS: Final = 15
+LIST_GROUPS: Final = 16
+SASL_HANDSHAKE: Final = 17
+API_VERSIONS: Final = 18
+CREATE_TOPICS: Final = 19
+DELETE_TOPICS: Final = 20
+DELETE_RECORDS: Final = 21
+INIT_PRODUCER_ID: Final = 22
+DESCRIBE_CONFIGS: Final = 32
+SASL_AUTHENTICATE: Final = 36
+CREATE_PARTITIONS: Final = 37
+DELETE_GROUPS: Final = 42
+INCREMENTAL_ALTER_CONFIGS: Final = 44
+OFFSET_DELETE: Final = 47
+
+_HEAD: Final = Layout(">hhi")
+_CORRELATION: Final = Layout(">i")
+_SIZE: Final = Layout(">i")
+_CLIENT: Final = Struct(Field("client_id", "string", null_since=0)).codec(0, False)
+_TAGS: Final = Struct().codec(0, True)
+
+
+class Api(NamedTuple):
+    """One request."""
+
+    key: int
+    name: str
+    version_min: int
+    version_max: int
+    flexible_since: int
+    request: Struct
+    response: Struct
+
+
+APIS: Final[dict[int, Api]] = {
+    api.key: api
+    for api in (
+        Api(PRODUCE, "Produce", 0, 9, 9, data.PRODUCE_REQUEST, data.PRODUCE_RESPONSE),
+        Api(FETCH, "Fetch", 4, 12, 12, data.FETCH_REQUEST, data.FETCH_RESPONSE),
+        Api(LIST_OFFSETS, "ListOffsets", 1, 6, 6, data.LIST_OFFSETS_REQUEST, data.LIST_OFFSETS_RESPONSE),
+        Api(METADATA, "Metadata", 0, 12, 9, topics.METADATA_REQUEST, topics.METADATA_RESPONSE),
+        Api(OFFSET_COMMIT, "OffsetCommit", 2, 8, 8, groups.OFFSET_COMMIT_REQUEST, groups.OFFSET_COMMIT_RESPONSE),
+        Api(OFFSET_FETCH, "OffsetFetch", 1, 8, 6, groups.OFFSET_FETCH_REQUEST, groups.OFFSET_FETCH_RESPONSE),
+        Api(
+            FIND_COORDINATOR,
+            "FindCoordinator",
+            0,
+            4,
+            3,
+            session.FIND_COORDINATOR_REQUEST,
+            session.FIND_COORDINATOR_RESPONSE,
+        ),
+        Api(JOIN_GROUP, "JoinGroup", 0, 9, 6, groups.JOIN_GROUP_REQUEST, groups.JOIN_GROUP_RESPONSE),
+        Api(HEARTBEAT, "Heartbeat", 0, 4, 4, groups.HEARTBEAT_REQUEST, groups.HEARTBEAT_RESPONSE),
+        Api(LEAVE_GROUP, "LeaveGroup", 0, 5, 4, groups.LEAVE_GROUP_REQUEST, groups.LEAVE_GROUP_RESPONSE),
+        Api(SYNC_GROUP, "SyncGroup", 0, 5, 4, groups.SYNC_GROUP_REQUEST, groups.SYNC_GROUP_RESPONSE),
+        Api(
+            DESCRIBE_GROUPS, "DescribeGroups", 0, 5, 5, groups.DESCRIBE_GROUPS_REQUEST, groups.DESCRIBE_GROUPS_RESPONSE
+        ),
+        Api(LIST_GROUPS, "ListGroups", 0, 4, 3, groups.LIST_GROUPS_REQUEST, groups.LIST_GROUPS_RESPONSE),
+        Api(
+            SASL_HANDSHAKE, "SaslHandshake", 0, 1, EVER, session.SASL_HANDSHAKE_REQUEST, session.SASL_HANDSHAKE_RESPONSE
+        ),
+        Api(API_VERSIONS, "ApiVersions", 0, 3, 3, session.API_VERSIONS_REQUEST, session.API_VERSIONS_RESPONSE),
+        Api(CREATE_TOPICS, "CreateTopics", 0, 7, 5, topics.CREATE_TOPICS_REQUEST, topics.CREATE_TOPICS_RESPONSE),
+        Api(DELETE_TOPICS, "DeleteTopics", 0, 5, 4, topics.DELETE_TOPICS_REQUEST, topics.DELETE_TOPICS_RESPONSE),
+        Api(DELETE_RECORDS, "DeleteRecords", 0, 2, 2, data.DELETE_RECORDS_REQUEST, data.DELETE_RECORDS_RESPONSE),
+        Api(
+            INIT_PRODUCER_ID,
+            "InitProducerId",
+            0,
+            4,
+            2,
+            session.INIT_PRODUCER_ID_REQUEST,
+            session.INIT_PRODUCER_ID_RESPONSE,
+        ),
+        Api(
+            DESCRIBE_CONFIGS,
+            "DescribeConfigs",
+            0,
+            4,
+            4,
+            topics.DESCRIBE_CONFIGS_REQUEST,
+            topics.DESCRIBE_CONFIGS_RESPONSE,
+        ),
+        Api(
+            SASL_AUTHENTICATE,
+            "SaslAuthenticate",
+            0,
+            2,
+            2,
+            session.SASL_AUTHENTICATE_REQUEST,
+            session.SASL_AUTHENTICATE_RESPONSE,
+        ),
+        Api(
+            CREATE_PARTITIONS,
+            "CreatePartitions",
+            0,
+            3,
+            2,
+            topics.CREATE_PARTITIONS_REQUEST,
+            topics.CREATE_PARTITIONS_RESPONSE,
+        ),
+        Api(DELETE_GROUPS, "DeleteGroups", 0, 2, 2, groups.DELETE_GROUPS_REQUEST, groups.DELETE_GROUPS_RESPONSE),
+        Api(
+            INCREMENTAL_ALTER_CONFIGS,
+            "IncrementalAlterConfigs",
+            0,
+            1,
+            1,
+            topics.INCREMENTAL_ALTER_CONFIGS_REQUEST,
+            topics.INCREMENTAL_ALTER_CONFIGS_RESPONSE,
+        ),
+        Api(OFFSET_DELETE, "OffsetDelete", 0, 0, EVER, groups.OFFSET_DELETE_REQUEST, groups.OFFSET_DELETE_RESPONSE),
+    )
+}
+
+
+class Request(NamedTuple):
+    """A request that was read."""
+
+    api: Api
+    version: int
+    correlation_id: int
+    client_id: str | None
+    body: Fields
+
+
+class UnsupportedVersionError(MalformedRequestError):
+    """A request in a version that was not announced."""
+
+    def __init__(self, api: Api, version: int, correlation_id: int) -> None:
+        super().__init__(f"{api.name} version {version} is not spoken here; {api.version_min} to {api.version_max} are")
+        self.api = api
+        self.correlation_id = correlation_id
+
+
+def decode_request(raw: bytes) -> Request:
+    """A whole request, without its size."""
+    if len(raw) < _HEAD.size:
+        raise MalformedRequestError(f"a request of {len(raw)} bytes is too short for its header")
+    key, version, correlation_id = _HEAD.unpack_from(raw)
+    api = APIS.get(key)
+    if api is None:
+        raise MalformedRequestError(f"request {key} is not served here")
+    if not api.version_min <= version <= api.version_max:
+        raise UnsupportedVersionError(api, version, correlation_id)
+    head, at = _CLIENT.read(raw, _HEAD.size)
+    is_flexible = version >= api.flexible_since
+    if is_flexible:
+        _, at = _TAGS.read(raw, at)
+    body, at = api.request.codec(version, is_flexible).read(raw, at)
+    if at != len(raw):
+        raise MalformedRequestError(f"{len(raw) - at} bytes follow a {api.name} request of version {version}")
+    return Request(api, version, correlation_id, head["client_id"], body)
+
+
+def encode_request(key: int, version: int, correlation_id: int, client_id: str | None, body: Fields) -> bytes:
+    """What a client would send, with its size: for tests."""
+    api = APIS[key]
+    is_flexible = version >= api.flexible_since
+    out: list[bytes] = [_HEAD.pack(key, version, correlation_id)]
+    _CLIENT.write({"client_id": client_id}, out)
+    if is_flexible:
+        _TAGS.write({}, out)
+    api.request.codec(version, is_flexible).write(body, out)
+    raw = b"".join(out)
+    return _SIZE.pack(len(raw)) + raw
+
+
+def encode_response(api: Api, version: int, correlation_id: int, body: Fields) -> list[bytes]:
+    """An answer with its size, in chunks to be sent one after the other."""
+    is_flexible = version >= api.flexible_since
+    out: list[bytes] = [b"", _CORRELATION.pack(correlation_id)]
+    if is_flexible and api.key != API_VERSIONS:
+        out.append(b"\x00")
+    api.response.codec(version, is_flexible).write(body, out)
+    out[0] = _SIZE.pack(sum(map(len, out)))
+    return out
+
+
+def decode_response(key: int, version: int, raw: bytes) -> tuple[int, dict[str, Any]]:
+    """(correlation id, body) of an answer without its size: for tests."""
+    api = APIS[key]
+    is_flexible = version >= api.flexible_since
+    at = _CORRELATION.size
+    if is_flexible and key != API_VERSIONS:
+        _, at = _TAGS.read(raw, at)
+    body, at = api.response.codec(version, is_flexible).read(raw, at)
+    if at != len(raw):
+        raise MalformedRequestError(f"{len(raw) - at} bytes follow a {api.name} answer")
+    return _CORRELATION.unpack_from(raw)[0], body

@@ -1,0 +1,83 @@
+"""Kafka's error codes, and the one table from our errors to them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from basaltmq import errors
+
+UNKNOWN_SERVER_ERROR: Final = -1
+NONE: Final = 0
+OFFSET_OUT_OF_RANGE: Final = 1
+CORRUPT_MESSAGE: Final = 2
+UNKNOWN_TOPIC_OR_PARTITION: Final = 3
+NOT_LEADER_OR_FOLLOWER: Final = 6
+REQUEST_TIMED_OUT: Final = 7
+MESSAGE_TOO_LARGE: Final = 10
+OFFSET_METADATA_TOO_LARGE: Final = 12
+COORDINATOR_NOT_AVAILABLE: Final = 15
+INVALID_TOPIC_EXCEPTION: Final = 17
+INVALID_REQUIRED_ACKS: Final = 21
+ILLEGAL_GENERATION: Final = 22
+INCONSISTENT_GROUP_PROTOCOL: Final = 23
+INVALID_GROUP_ID: Final = 24
+UNKNOWN_MEMBER_ID: Final = 25
+INVALID_SESSION_TIMEOUT: Final = 26
+REBALANCE_IN_PROGRESS: Final = 27
+TOPIC_AUTHORIZATION_FAILED: Final = 29
+GROUP_AUTHORIZATION_FAILED: Final = 30
+CLUSTER_AUTHORIZATION_FAILED: Final = 31
+UNSUPPORTED_SASL_MECHANISM: Final = 33
+ILLEGAL_SASL_STATE: Final = 34
+UNSUPPORTED_VERSION: Final = 35
+TOPIC_ALREADY_EXISTS: Final = 36
+INVALID_PARTITIONS: Final = 37
+INVALID_REPLICATION_FACTOR: Final = 38
+INVALID_CONFIG: Final = 40
+INVALID_REQUEST: Final = 42
+UNSUPPORTED_FOR_MESSAGE_FORMAT: Final = 43
+POLICY_VIOLATION: Final = 44
+OUT_OF_ORDER_SEQUENCE_NUMBER: Final = 45
+DUPLICATE_SEQUENCE_NUMBER: Final = 46
+INVALID_PRODUCER_EPOCH: Final = 47
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Final = 53
+KAFKA_STORAGE_ERROR: Final = 56
+SASL_AUTHENTICATION_FAILED: Final = 58
+UNKNOWN_PRODUCER_ID: Final = 59
+NON_EMPTY_GROUP: Final = 68
+GROUP_ID_NOT_FOUND: Final = 69
+FETCH_SESSION_ID_NOT_FOUND: Final = 70
+INVALID_FETCH_SESSION_EPOCH: Final = 71
+UNSUPPORTED_COMPRESSION_TYPE: Final = 76
+MEMBER_ID_REQUIRED: Final = 79
+GROUP_MAX_SIZE_REACHED: Final = 81
+FENCED_INSTANCE_ID: Final = 82
+INVALID_RECORD: Final = 87
+GROUP_SUBSCRIBED_TO_TOPIC: Final = 86
+
+_CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
+    (errors.OffsetOutOfRangeError, OFFSET_OUT_OF_RANGE),
+    (errors.TopicNotFoundError, UNKNOWN_TOPIC_OR_PARTITION),
+    (errors.ShardNotFoundError, UNKNOWN_TOPIC_OR_PARTITION),
+    (errors.TopicExistsError, TOPIC_ALREADY_EXISTS),
+    (errors.GroupNotFoundError, GROUP_ID_NOT_FOUND),
+    (errors.NotLeaderError, NOT_LEADER_OR_FOLLOWER),
+    (errors.AccessRefusedError, TOPIC_AUTHORIZATION_FAILED),
+    (errors.UnsupportedCodecError, UNSUPPORTED_COMPRESSION_TYPE),
+    (errors.LimitExceededError, MESSAGE_TOO_LARGE),
+    (errors.TimedOutError, REQUEST_TIMED_OUT),
+    (errors.PublishersHeldError, REQUEST_TIMED_OUT),
+    (errors.StoreStalledError, REQUEST_TIMED_OUT),
+    (errors.VHostDownError, COORDINATOR_NOT_AVAILABLE),
+    (errors.InvalidConfigError, INVALID_CONFIG),
+    (errors.InvalidArgumentError, INVALID_REQUEST),
+    (errors.StorageError, KAFKA_STORAGE_ERROR),
+)
+
+
+def code_of(error: BaseException) -> int:
+    """Kafka's code for an error of ours."""
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    return UNKNOWN_SERVER_ERROR

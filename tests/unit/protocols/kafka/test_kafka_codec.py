@@ -1,0 +1,168 @@
+"""Requests and answers through their codecs: whole, cut off, and made of anything."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from basaltmq.errors import MalformedRequestError
+from basaltmq.protocols.kafka import api as k
+from basaltmq.protocols.kafka.schema import Array, Field, Struct, read_varint, varint
+
+VERSIONS = [(api, version) for api in k.APIS.values() for version in range(api.version_min, api.version_max + 1)]
+HOSTILE = (0x7FFFFFFF, -1, -2, -(1 << 31), 1 << 20)
+
+
+def value_of(kind: str | Array | Struct, version: int) -> st.SearchStrategy[Any]:
+    if isinstance(kind, Array):
+        return st.lists(value_of(kind.of, version), max_size=2)
+    if isinstance(kind, Struct):
+        return body_of(kind, version)
+    bits = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}.get(kind)
+    if bits is not None:
+        return st.integers(-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+    known: dict[str, st.SearchStrategy[Any]] = {
+        "bool": st.booleans(),
+        "string": st.text(max_size=5),
+        "bytes": st.binary(max_size=5),
+        "records": st.binary(max_size=5),
+        "uuid": st.uuids(),
+    }
+    return known[kind]
+
+
+def body_of(table: Struct, version: int) -> st.SearchStrategy[dict[str, Any]]:
+    fields: dict[str, st.SearchStrategy[Any]] = {}
+    for field in table.fields:
+        if field.is_in(version) and field.tag < 0:
+            inner = value_of(field.type, version)
+            fields[field.name] = st.none() | inner if version >= field.null_since else inner
+        else:
+            fields[field.name] = st.just(field.zero)
+    return st.fixed_dictionaries(fields)
+
+
+def listed(value: Any) -> Any:
+    """Empty defaults are tuples, what was read is lists."""
+    if isinstance(value, dict):
+        return {name: listed(each) for name, each in value.items()}
+    return [listed(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_what_is_written_is_read_again(data: st.DataObject) -> None:
+    api, version = data.draw(st.sampled_from(VERSIONS))
+    asked = data.draw(body_of(api.request, version))
+    client = data.draw(st.none() | st.text(max_size=8))
+    raw = k.encode_request(api.key, version, 77, client, asked)
+    request = k.decode_request(raw[4:])
+    assert int.from_bytes(raw[:4], "big") == len(raw) - 4
+    assert (request.api, request.version, request.correlation_id, request.client_id) == (api, version, 77, client)
+    assert listed(request.body) == listed(asked)
+
+    answered = data.draw(body_of(api.response, version))
+    raw = b"".join(k.encode_response(api, version, 9, answered))
+    correlation_id, found = k.decode_response(api.key, version, raw[4:])
+    assert correlation_id == 9
+    assert listed(found) == listed(answered)
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_a_request_cut_off_anywhere_is_malformed(data: st.DataObject) -> None:
+    api, version = data.draw(st.sampled_from(VERSIONS))
+    raw = k.encode_request(api.key, version, 1, "c", data.draw(body_of(api.request, version)))[4:]
+    cut = data.draw(st.integers(0, len(raw) - 1))
+    with pytest.raises(MalformedRequestError):
+        k.decode_request(raw[:cut])
+
+
+@settings(max_examples=500)
+@given(st.data())
+def test_any_bytes_are_a_request_or_malformed(data: st.DataObject) -> None:
+    api, version = data.draw(st.sampled_from(VERSIONS))
+    head = api.key.to_bytes(2, "big") + version.to_bytes(2, "big") + b"\0\0\0\1\xff\xff"
+    try:
+        k.decode_request(head + data.draw(st.binary(max_size=60)))
+    except MalformedRequestError:
+        return
+
+
+@settings(max_examples=500)
+@given(st.data())
+def test_a_length_overwritten_with_a_hostile_one_is_a_request_or_malformed(data: st.DataObject) -> None:
+    api, version = data.draw(st.sampled_from(VERSIONS))
+    raw = bytearray(k.encode_request(api.key, version, 1, "c", data.draw(body_of(api.request, version)))[4:])
+    at = data.draw(st.integers(8, max(8, len(raw) - 4)))
+    hostile = data.draw(st.sampled_from(HOSTILE))
+    width = data.draw(st.sampled_from((2, 4)))
+    raw[at : at + width] = (hostile & ((1 << 8 * width) - 1)).to_bytes(width, "big")
+    try:
+        k.decode_request(bytes(raw))
+    except MalformedRequestError:
+        return
+
+
+@pytest.mark.parametrize("count", [0x7FFFFFFF, -2, 1000])
+def test_a_count_that_cannot_be_is_refused_before_anything_is_made(count: int) -> None:
+    table = Struct(Field("names", Array("string"))).codec(0, False)
+    with pytest.raises(MalformedRequestError, match="names"):
+        table.read(count.to_bytes(4, "big", signed=True) + b"\0\0" * 4, 0)
+
+
+def test_a_null_where_none_is_allowed_is_malformed() -> None:
+    for kind, raw in (("string", b"\xff\xff"), ("bytes", b"\xff" * 4)):
+        with pytest.raises(MalformedRequestError):
+            Struct(Field("it", kind)).codec(0, False).read(raw, 0)
+        assert Struct(Field("it", kind, null_since=0)).codec(0, False).read(raw, 0) == ({"it": None}, len(raw))
+
+
+def test_unknown_tags_are_skipped_and_known_ones_read() -> None:
+    table = Struct(Field("a", "int8"), Field("t", "string", tag=3)).codec(0, True)
+    raw = b"\x05\x02" + b"\x03\x03\x03hi" + b"\x09\x02zz"
+    assert table.read(raw, 0) == ({"a": 5, "t": "hi"}, len(raw))
+    out: list[bytes] = []
+    table.write({"a": 5, "t": "hi"}, out)
+    assert table.read(b"".join(out), 0)[0] == {"a": 5, "t": "hi"}
+    with pytest.raises(MalformedRequestError):
+        table.read(b"\x05\x01\x03\x04\x03hi\x00", 0)
+
+
+@given(st.integers(0, (1 << 32) - 1))
+def test_varints_come_back(number: int) -> None:
+    raw = varint(number)
+    assert read_varint(raw, 0) == (number, len(raw))
+
+
+def test_a_varint_without_end_is_malformed() -> None:
+    for raw in (b"", b"\xff", b"\xff" * 9):
+        with pytest.raises(MalformedRequestError):
+            read_varint(raw, 0)
+
+
+def test_unknown_requests_and_versions_are_told_apart() -> None:
+    with pytest.raises(k.UnsupportedVersionError):
+        k.decode_request(b"\x00\x12\x00\x63\0\0\0\1\xff\xff")
+    with pytest.raises(MalformedRequestError, match="request 99"):
+        k.decode_request(b"\x00\x63\x00\x00\0\0\0\1\xff\xff")
+
+
+def test_chunks_of_records_are_written_without_joining() -> None:
+    out: list[bytes] = []
+    chunks = [b"a" * 10, b"b" * 20]
+    Struct(Field("records", "records")).codec(0, True).write({"records": chunks}, out)
+    assert out[1] is chunks[0]
+    assert out[2] is chunks[1]
+    assert out[0] == varint(31)
+
+
+def test_ids_are_sixteen_bytes() -> None:
+    table = Struct(Field("id", "uuid")).codec(0, False)
+    assert table.read(bytes(range(16)), 0) == ({"id": UUID(bytes=bytes(range(16)))}, 16)
+    with pytest.raises(MalformedRequestError):
+        table.read(bytes(15), 0)
