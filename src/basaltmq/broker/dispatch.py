@@ -17,7 +17,7 @@ from typing import Final
 from basaltmq.broker.consumer import Consumer, share_out, wanted
 from basaltmq.broker.publishing import ACK, REQUEUE, Settlement
 from basaltmq.broker.queue import BrokerQueue
-from basaltmq.errors import QueueNotFoundError
+from basaltmq.errors import CorruptionError, QueueNotFoundError, StoreStalledError
 from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.plane import QueuePlane
 
@@ -45,8 +45,11 @@ class Dispatch:
     def forget(self, queue: BrokerQueue) -> None:
         self._waiting.pop(queue, None)
 
-    def run(self) -> None:
-        """Serve the queues that wait longest, a piece of each; the others, and who has more to give, wait on."""
+    def run(self) -> bool:
+        """Serve the queues that wait longest, a piece of each; the others, and who has more to give, wait on.
+
+        False if the store is behind and somebody has to wait for it.
+        """
         for queue in list(islice(self._waiting, QUEUES_PER_TURN)):
             if queue not in self._waiting:
                 # Another's delivery, a moment ago, had it deleted.
@@ -56,8 +59,15 @@ class Dispatch:
             if queue.is_stream:
                 if queue.stream is not None and queue.stream.deliver():
                     self._waiting[queue] = None
-            elif queue.has_ready and self._serve(queue):
+                continue
+            try:
+                has_more = queue.has_ready and self._serve(queue)
+            except StoreStalledError:
                 self._waiting[queue] = None
+                return False
+            if has_more:
+                self._waiting[queue] = None
+        return True
 
     def _serve(self, queue: BrokerQueue) -> bool:
         """Hand out one piece; True if there may be more to hand out."""
@@ -68,6 +78,11 @@ class Dispatch:
         try:
             found = self._plane.lease(queue.name, count, visibility_ms=queue.lease_ms)
         except QueueNotFoundError:
+            return False
+        except CorruptionError as error:
+            # The other queues are served; this one is tried again when something happens to it.
+            _log.error("queue %r cannot be served: %s", queue.name, error)
+            queue.has_ready = False
             return False
         if not found:
             queue.has_ready = False

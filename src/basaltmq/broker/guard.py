@@ -1,11 +1,15 @@
-"""Errors of the disk end a virtual host wherever they are met; everything else is the caller's."""
+"""Errors of the disk end a virtual host wherever they are met; everything else is the caller's.
+
+A row or frame that cannot be read (CorruptionError) is no such error: it costs what it holds, and the caller that met
+it is told (P7). If it is the store that cannot be trusted, it is poisoned, and the next call says so.
+"""
 
 from __future__ import annotations
 
 from types import TracebackType
 from typing import Protocol
 
-from basaltmq.errors import StorageError, StoreStalledError, VHostDownError
+from basaltmq.errors import CorruptionError, StorageError, StoreStalledError, VHostDownError
 
 
 class Failing(Protocol):
@@ -30,7 +34,7 @@ class Guard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, StorageError) and not isinstance(error, StoreStalledError):
+        if isinstance(error, StorageError) and not isinstance(error, StoreStalledError | CorruptionError):
             self._vhost.fail(error)
             raise VHostDownError(f"vhost '{self._vhost.name}' failed: {error}") from error
 

@@ -31,7 +31,7 @@ from basaltmq.broker.death import MAXLEN, Death, routing_keys
 from basaltmq.broker.properties import PERSISTENT, Peek
 from basaltmq.broker.queue import BrokerQueue
 from basaltmq.broker.topology import Topology
-from basaltmq.errors import BasaltError, PreconditionFailedError, StorageError, StoreStalledError
+from basaltmq.errors import BasaltError, CorruptionError, PreconditionFailedError, StorageError, StoreStalledError
 from basaltmq.queues.config import Durability, Overflow
 from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
@@ -241,9 +241,9 @@ class Publishing:
             if batch.steps or batch.instant or settlements:
                 with self._plane.change():
                     self._write(batch, settlements)
-        except StorageError:
-            raise
         except Exception as error:
+            if isinstance(error, StorageError) and not isinstance(error, CorruptionError):
+                raise
             self._apart(publishes, settlements, error)
             return
         self._tell(batch)

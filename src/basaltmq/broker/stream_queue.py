@@ -36,6 +36,7 @@ from basaltmq.broker.properties import (
 from basaltmq.broker.queue import BrokerQueue
 from basaltmq.errors import (
     BasaltError,
+    DamagedFrameError,
     OffsetOutOfRangeError,
     PreconditionFailedError,
     StorageError,
@@ -194,6 +195,10 @@ class Stream:
             batch = self._engine.read_by_offset(self._shard, consumer.offset, count, READ_BYTES)
         except OffsetOutOfRangeError as error:
             consumer.offset = error.earliest
+            return True
+        except DamagedFrameError as error:
+            _log.error("stream %r: %s", self._queue.name, error)
+            consumer.offset = error.last_offset + 1
             return True
         moved = batch.next_offset > consumer.offset
         consumer.offset = batch.next_offset

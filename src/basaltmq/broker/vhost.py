@@ -486,10 +486,15 @@ class VHost:
             return
         if self.publishing:
             self._flush()
+        can_go_on = True
         if self.error is None and self.dispatch:
             with QuietGuard(self):
-                self.dispatch.run()
-        if self.error is None and (self.dispatch or (self.publishing and not self.publishing.is_stalled)):
+                can_go_on = self.dispatch.run()
+        if self.error is not None or self._loop is None:
+            return
+        if not can_go_on:
+            self._loop.call_later(STALL_RETRY_S, self._schedule)
+        elif self.dispatch or (self.publishing and not self.publishing.is_stalled):
             self._schedule()
 
     def _flush(self) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.broker.rig import FakePublisher, FakeSink, publish, run, settlement, turns, until
+from tests.unit.broker.rig import BrokenStore, FakePublisher, FakeSink, publish, run, settlement, turns, until
 
 from basaltmq.broker.dispatch import QUEUES_PER_TURN
 from basaltmq.broker.vhost import REQUEUE, VHost
-from basaltmq.errors import AccessRefusedError, ResourceLockedError
+from basaltmq.errors import AccessRefusedError, CorruptionError, ResourceLockedError
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+from basaltmq.store.memory import MemoryStore
 
 
 def bodies(count: int) -> list[bytes]:
@@ -243,3 +246,48 @@ def test_many_queues_with_messages_are_served_a_few_per_turn_and_all_in_the_end(
         assert set(sink.by_tag) == set(names)
 
     run(test)
+
+
+def test_consumers_get_their_messages_once_a_store_that_was_behind_goes_on() -> None:
+    store = BrokenStore()
+
+    async def test(vhost: VHost) -> None:
+        vhost.declare_queue("q", durable=True, arguments={"x-basalt-lease-ms": 60_000})
+        publisher = FakePublisher()
+        publish(vhost, publisher, "q", *bodies(3))
+        await until(lambda: len(publisher.told) == 3)
+        sink = FakeSink(vhost)
+        store.stall = True
+        vhost.subscribe("q", sink, tag="c", prefetch=2)
+        await turns()
+        assert sink.got == []
+        store.stall = False
+        await until(lambda: sink.payloads() == bodies(2))
+
+    run(test, store)
+
+
+@pytest.mark.promise("P7")
+def test_a_queue_that_cannot_be_read_is_no_harm_to_the_others() -> None:
+    store = MemoryStore()
+
+    async def test(vhost: VHost) -> None:
+        sink = FakeSink(vhost)
+        publisher = FakePublisher()
+        for name in ("bad", "good"):
+            vhost.declare_queue(name, durable=True)
+        publish(vhost, publisher, "bad", b"x" * 6000)
+        await until(lambda: len(publisher.told) == 1)
+        batch = Batch()
+        for key, _ in store.scan(Family.BODIES):
+            batch.delete(Family.BODIES, key)
+        store.write(batch)
+        for name in ("bad", "good"):
+            vhost.subscribe(name, sink, tag=name)
+        publish(vhost, publisher, "good", b"fine", first=2)
+        await until(lambda: sink.payloads() == [b"fine"])
+        with pytest.raises(CorruptionError, match="missing"):
+            vhost.get("bad")
+        assert vhost.is_up
+
+    run(test, store)

@@ -26,7 +26,7 @@ from basaltmq.broker import properties
 from basaltmq.broker.amqp_table import Timestamp
 from basaltmq.broker.stream_queue import with_offset
 from basaltmq.broker.vhost import REJECT, VHost
-from basaltmq.errors import LimitExceededError, PreconditionFailedError
+from basaltmq.errors import DamagedFrameError, LimitExceededError, PreconditionFailedError
 from basaltmq.store.memory import MemoryStore
 from basaltmq.store.open import open_store
 
@@ -277,3 +277,22 @@ def test_streams_are_kept_in_a_log_beside_a_store_on_disk(tmp_path: Path) -> Non
         assert (tmp_path / "store" / "log").is_dir()
 
     asyncio.run(whole())
+
+
+@pytest.mark.promise("P7")
+def test_a_damaged_frame_costs_its_records_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(vhost: VHost) -> None:
+        await filled(vhost, 5)
+        stream = vhost.queues.by_name["s"].stream
+        read_by_offset = stream._engine.read_by_offset
+
+        def damaged(shard: int, offset: int, *rest: int) -> Any:
+            if offset <= 2:
+                raise DamagedFrameError(shard, offset, 2, "the test damages it")
+            return read_by_offset(shard, offset, *rest)
+
+        monkeypatch.setattr(stream._engine, "read_by_offset", damaged)
+        assert await read(vhost, 2, "first") == [b"3", b"4"]
+        assert vhost.is_up
+
+    run(test)
