@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from typing import Any, Final, Self
 
 import grpc
+
 from basaltmq.client.faults import fault, fault_of
 from basaltmq.client.requests import Payload, batch_of
 from basaltmq.errors import BasaltError, InvalidArgumentError, UnavailableError

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from fila.v1 import admin_pb2, admin_pb2_grpc
-
-import grpc
 
 PROCESS = Path(__file__).with_name("server_process.py")
 WAIT_S = 30.0

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import fila
+import grpc
 import pytest
 from fila.v1 import admin_pb2
 from tests.interop.fila.conftest import Admin, Server
-
-import grpc
 
 CALLS = {
     "CreateQueue": {"name": "orders.new"},

@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import islice
 
 import fila
+import grpc
 import pika
 import pytest
 from tests.interop.fila.conftest import Admin
 from tests.interop.server import Broker
 
-import grpc
 from basaltmq.client import Client
 from basaltmq.errors import PreconditionFailedError, ResourceLockedError
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from itertools import islice
 
 import fila
+import grpc
 import pytest
 from tests.interop.fila.conftest import Admin, Server
 
-import grpc
 from basaltmq.client import Client
 from basaltmq.errors import StaleLeaseError
 

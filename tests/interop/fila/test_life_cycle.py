@@ -7,11 +7,10 @@ import threading
 from itertools import islice
 
 import fila
+import grpc
 import pytest
 from fila.v1 import admin_pb2
 from tests.interop.fila.conftest import Admin, Server
-
-import grpc
 
 WAIT_S = 30
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import grpc
 import pytest
 from tests.interop.fila.conftest import Admin, Server
 
-import grpc
 from basaltmq.client import AsyncClient, Client, Draft
 from basaltmq.client.attendance import GiveUp
 from basaltmq.errors import (

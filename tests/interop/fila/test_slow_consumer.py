@@ -7,10 +7,10 @@ from itertools import islice
 from typing import Any
 
 import fila
+import grpc
 import pytest
 from tests.interop.fila.conftest import Admin, Server
 
-import grpc
 from basaltmq.wire import fila_wire_pb2 as wire
 
 WAIT_S = 60

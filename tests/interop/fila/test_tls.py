@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import fila
+import grpc
 import pytest
 from tests.interop.fila.certificates import Authority
 from tests.interop.fila.conftest import Admin, Server
 
-import grpc
 from basaltmq.client import Client
 from basaltmq.errors import InvalidArgumentError, UnavailableError
 

@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from grpc import RpcMethodHandler
+
 from basaltmq.errors import BasaltError, InvalidArgumentError, LimitExceededError, StaleLeaseError, StoreClosedError
 from basaltmq.ids import ID_BYTES
 from basaltmq.protocols.basalt_grpc.attendances import Attendances
@@ -24,7 +26,6 @@ from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.leases import LEASE_MAX
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.wire import basalt_pb2 as wire
-from grpc import RpcMethodHandler
 
 SERVICE: Final = "basalt.v1.Queues"
 

@@ -12,6 +12,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from grpc import RpcMethodHandler
+
 from basaltmq.errors import InvalidArgumentError, PreconditionFailedError, QueueNotFoundError
 from basaltmq.protocols.fila.access import Access, Caller
 from basaltmq.protocols.fila.calls import Calls, queue_name
@@ -23,7 +25,6 @@ from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.redrive import PAGE, origin_of
 from basaltmq.queues.runtime_config import LIST_MAX
 from basaltmq.wire import fila_wire_pb2 as wire
-from grpc import RpcMethodHandler
 
 SERVICE: Final = "fila.v1.FilaAdmin"
 

@@ -10,14 +10,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
+import grpc
 from google.protobuf.message import DecodeError, Message
+from grpc import RpcMethodHandler
 from grpc.aio import ServicerContext
 
-import grpc
 from basaltmq.errors import InvalidArgumentError
 from basaltmq.protocols.fila.access import Access, Caller
 from basaltmq.protocols.fila.status import abort, is_abort
-from grpc import RpcMethodHandler
 
 Q = TypeVar("Q", bound=Message)
 R = TypeVar("R", bound=Message)

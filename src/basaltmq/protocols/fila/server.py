@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
+from grpc import ServerCredentials
+
 from basaltmq.errors import InvalidConfigError
 from basaltmq.protocols.basalt_grpc.service import SERVICE as QUEUES_SERVICE
 from basaltmq.protocols.basalt_grpc.service import QueuesService
@@ -32,7 +34,6 @@ from basaltmq.protocols.fila.takers import Takers
 from basaltmq.protocols.fila.tick import Tick
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.commit import GroupCommit
-from grpc import ServerCredentials
 
 REQUEST_BYTES_MAX: Final = 64 << 20
 """One request: a batch of messages. It is in memory as a whole, some times over."""

@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, Final
 
+from grpc import RpcMethodHandler
+
 from basaltmq.errors import LimitExceededError
 from basaltmq.ids import format_id, parse_id
 from basaltmq.protocols.fila.access import Caller
@@ -17,7 +19,6 @@ from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.wire import fila_wire_pb2 as wire
-from grpc import RpcMethodHandler
 
 SERVICE: Final = "fila.v1.FilaService"
 
