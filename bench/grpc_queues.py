@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import grpc
 import uvloop
 
-import grpc
 from basaltmq.client import AsyncClient, Draft
 from basaltmq.wire import fila_wire_pb2 as fila
 
