@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.protocols.amqp091.wire import Message, frames, messages
 
 from basaltmq.broker.properties import Properties, encode, seal
+from basaltmq.broker.stream_queue import StreamDelivery
 from basaltmq.protocols.amqp091 import methods as m
 from basaltmq.protocols.amqp091.outbox import PIECES_MAX, DeliverWriter, write_content
 
@@ -18,7 +19,13 @@ SIZES = st.sampled_from([0, 1, 5, 4087, 4088, 4089, 8176, 8177, 10_000])
 
 @given(
     st.lists(
-        st.tuples(SIZES, st.booleans(), st.sampled_from(["", "ex"]), st.text(max_size=9), st.sampled_from([None, "x"])),
+        st.tuples(
+            SIZES,
+            st.booleans(),
+            st.sampled_from(["", "ex"]),
+            st.sampled_from(["k", "ключ"]),
+            st.sampled_from([None, "x"]),
+        ),
         min_size=1,
         max_size=8,
     ),
@@ -26,15 +33,20 @@ SIZES = st.sampled_from([0, 1, 5, 4087, 4088, 4089, 8176, 8177, 10_000])
 )
 def test_a_delivery_arrives_as_it_is(given_messages: list[tuple[int, bool, str, str, str | None]], tag: int) -> None:
     writer = DeliverWriter(5, "ctag", FRAME_MAX)
-    out: list[bytes] = []
+    one_by_one: list[bytes] = []
+    deliveries = []
     expected = []
     for index, (size, redelivered, exchange, key, app_id) in enumerate(given_messages):
         raw = encode(Properties(app_id=app_id, delivery_mode=2))
         body = bytes((index,)) * size
-        writer.write(out, tag + index, redelivered, seal(exchange, key, raw), body)
+        writer.write(one_by_one, tag + index, redelivered, seal(exchange, key, raw), body)
+        deliveries.append(StreamDelivery(b"id", seal(exchange, key, raw), body, redelivered=redelivered))
         expected.append(Message(m.BasicDeliver("ctag", tag + index, redelivered, exchange, key), raw, body))
-    found = list(frames(b"".join(out)))
+    found = list(frames(b"".join(one_by_one)))
     assert messages(found) == expected
+    together: list[bytes] = []
+    writer.write_all(together, tag, deliveries)
+    assert b"".join(together) == b"".join(one_by_one)
     assert {frame.channel for frame in found} == {5}
     assert all(len(frame.payload) + 8 <= FRAME_MAX for frame in found)
 

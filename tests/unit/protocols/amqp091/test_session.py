@@ -100,6 +100,11 @@ CODES = {
     "a frame over the limit, by its head alone": (HEAD.pack(METHOD, 1, FRAME_MAX - 7), FRAME_ERROR),
     "a frame of 4 GiB": (HEAD.pack(BODY, 1, 0xFFFFFFFF), FRAME_ERROR),
     "a wrong frame end": (ACK[:-1] + b"\0", FRAME_ERROR),
+    "a wrong end of a publish": (PUBLISH[:-1] + b"\0" + publish(b"x")[len(PUBLISH) :], FRAME_ERROR),
+    "a wrong end of a header": (PUBLISH + header(1)[:-1] + b"\0" + body(b"x"), FRAME_ERROR),
+    "a wrong end of a header without a body": (PUBLISH + header(0)[:-1] + b"\0", FRAME_ERROR),
+    "a wrong end of a body": (PUBLISH + header(1) + body(b"x")[:-1] + b"\0", FRAME_ERROR),
+    "a body on another channel": (PUBLISH + header(1) + body(b"x", 2), UNEXPECTED_FRAME),
     "a method frame without a method": (encode_frame(METHOD, 1, b"\0\x3c"), FRAME_ERROR),
     "arguments that break off": (encode_frame(METHOD, 1, encode_payload(m.BasicAck(1, False))[:-3]), FRAME_ERROR),
     "arguments that go on": (encode_frame(METHOD, 1, encode_payload(m.TxSelect()) + b"\0"), FRAME_ERROR),
@@ -350,6 +355,7 @@ def test_an_unfinished_message_is_dropped_with_its_channel() -> None:
     for _ in range(5):
         drain(session, PUBLISH + header(900) + body(b"x" * 800))
         session.close_channel(1, ChannelFault(PRECONDITION_FAILED, "no"))
+        assert session._content_bytes == 0, "what nobody will ask for is not kept until the client answers"
         drain(session, encode_method(1, m.ChannelCloseOk()))
         drain(session, encode_method(1, m.ChannelOpen()))
     assert session.phase is Phase.RUNNING
