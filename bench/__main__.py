@@ -29,6 +29,7 @@ BENCHES: Final = [
     "queues",
     "queues_due",
     "broker",
+    "rabbitmq",
 ]
 
 
