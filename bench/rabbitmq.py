@@ -21,10 +21,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from struct import Struct
+from typing import Any, Final, NamedTuple
 
 import pika
 from bench.row import Row
+from pika import frame, spec
 
 COUNT: Final = int(os.environ.get("BASALT_BENCH_MESSAGES", "100000"))
 BACKLOG: Final = 300_000
@@ -32,11 +34,16 @@ ROUNDS: Final = 3
 SIZE: Final = 256
 WINDOW: Final = 200
 FAN_OUT: Final = 10
-FAN_MESSAGES: Final = 3000
+FAN_MESSAGES: Final = 20_000
 IDLE: Final = 1000
 QUEUES: Final = 10_000
 START_S: Final = 90.0
 LOAD_S: Final = 300.0
+PEER_PATH: Final = "/usr/lib/rabbitmq/bin"
+"""Where Debian has the server itself; the one on the path runs it as another user, out of our reach."""
+
+FRAME: Final = Struct(">BHI")
+ACK: Final = Struct(">QB")
 
 
 class Side(NamedTuple):
@@ -54,7 +61,7 @@ class Figure(NamedTuple):
 
 def run() -> list[Row]:
     load = os.environ.get("BASALT_AMQP_LOAD") or shutil.which("amqp_load")
-    peer = shutil.which("rabbitmq-server")
+    peer = shutil.which("rabbitmq-server", path=PEER_PATH)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="basalt-bench-amqp-") as folder, contextlib.ExitStack() as stack:
         sides = [stack.enter_context(_basalt(Path(folder)))]
@@ -137,35 +144,92 @@ def _connected(side: Side) -> pika.BlockingConnection:
 
 
 def _fan_out(side: Side) -> Figure:
-    """Messages published to an exchange with ten queues and confirmed, in windows of as many as a tick takes."""
-    import asyncio
+    """Messages published to an exchange with ten queues and confirmed, by a client that only sends and counts."""
+    with contextlib.closing(_connected(side)) as connection:
+        channel = connection.channel()
+        channel.exchange_declare("bench-fan", "fanout", durable=True)
+        for at in range(FAN_OUT):
+            channel.queue_declare(f"bench-fan-{at}", durable=True)
+            channel.queue_bind(f"bench-fan-{at}", "bench-fan")
+        with Sender(side.port) as sender:
+            rate = sender.publish("bench-fan", b"x" * 1024, FAN_MESSAGES)
+        for at in range(FAN_OUT):
+            channel.queue_delete(f"bench-fan-{at}")
+        channel.exchange_delete("bench-fan")
+    return Figure(rate)
 
-    import aio_pika
 
-    async def publish() -> float:
-        connection = await aio_pika.connect_robust(f"amqp://guest:guest@127.0.0.1:{side.port}/")
-        async with connection:
-            channel = await connection.channel(publisher_confirms=True)
-            exchange = await channel.declare_exchange("bench-fan", aio_pika.ExchangeType.FANOUT)
-            queues = [await channel.declare_queue(f"bench-fan-{at}", durable=True) for at in range(FAN_OUT)]
-            for queue in queues:
-                await queue.bind(exchange)
-            message = aio_pika.Message(b"x" * 1024, delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
-            window = asyncio.Semaphore(WINDOW)
+class Sender:
+    """The least that can publish with confirms: the same bytes again and again, and a count of what was acked."""
 
-            async def one() -> None:
-                async with window:
-                    await exchange.publish(message, "")
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._rest = b""
+        self._socket.sendall(b"AMQP\0\0\x09\x01")
+        self._await(spec.Connection.Start.INDEX)
+        self._send(0, spec.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US"))
+        self._await(spec.Connection.Tune.INDEX)
+        self._send(0, spec.Connection.TuneOk(0, 131072, 0))
+        self._send(0, spec.Connection.Open("/"))
+        self._await(spec.Connection.OpenOk.INDEX)
+        self._send(1, spec.Channel.Open())
+        self._await(spec.Channel.OpenOk.INDEX)
+        self._send(1, spec.Confirm.Select())
+        self._await(spec.Confirm.SelectOk.INDEX)
 
-            begin = time.perf_counter()
-            await asyncio.gather(*(one() for _ in range(FAN_MESSAGES)))
-            seconds = time.perf_counter() - begin
-            for queue in queues:
-                await queue.delete(if_empty=False)
-            await exchange.delete()
-        return FAN_MESSAGES / seconds
+    def __enter__(self) -> Sender:
+        return self
 
-    return Figure(asyncio.run(publish()))
+    def __exit__(self, *exc: object) -> None:
+        self._send(0, spec.Connection.Close(200, "", 0, 0))
+        self._await(spec.Connection.CloseOk.INDEX)
+        self._socket.close()
+
+    def publish(self, exchange: str, body: bytes, count: int) -> float:
+        """Messages per second, at most WINDOW of them on their way."""
+        message = (
+            frame.Method(1, spec.Basic.Publish(exchange=exchange, routing_key="")).marshal()
+            + frame.Header(1, len(body), pika.BasicProperties(delivery_mode=2)).marshal()
+            + frame.Body(1, body).marshal()
+        )
+        sent = acked = 0
+        begin = time.perf_counter()
+        while acked < count:
+            room = min(WINDOW - (sent - acked), count - sent)
+            if room:
+                self._socket.sendall(message * room)
+                sent += room
+            for index, payload in self._frames():
+                if index == spec.Basic.Ack.INDEX:
+                    tag, flags = ACK.unpack_from(payload, 4)
+                    acked = tag if flags & 1 else acked + 1
+        return count / (time.perf_counter() - begin)
+
+    def _send(self, channel: int, method: Any) -> None:
+        self._socket.sendall(frame.Method(channel, method).marshal())
+
+    def _await(self, index: int) -> None:
+        while all(found != index for found, _ in self._frames()):
+            pass
+
+    def _frames(self) -> list[tuple[int, bytes]]:
+        """Methods received, as their index and payload; at least one."""
+        found: list[tuple[int, bytes]] = []
+        while not found:
+            raw = self._rest + self._socket.recv(65536)
+            assert len(raw) > len(self._rest), "the broker hung up"
+            at = 0
+            while at + 7 <= len(raw):
+                kind, _, size = FRAME.unpack_from(raw, at)
+                if at + 8 + size > len(raw):
+                    break
+                payload = raw[at + 7 : at + 7 + size]
+                if kind == 1:
+                    found.append((int.from_bytes(payload[:4], "big"), payload))
+                at += 8 + size
+            self._rest = raw[at:]
+        return found
 
 
 def _declares(side: Side) -> Figure:
@@ -260,8 +324,6 @@ def _rabbitmq(program: str, folder: Path) -> Iterator[Side]:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(10)
-        # Debian's script runs the server as another user, in a session of its own.
-        subprocess.run(["pkill", "-f", f"bench{port}@localhost"], check=False)
 
 
 def _await_port(port: int) -> None:
