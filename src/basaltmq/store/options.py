@@ -89,7 +89,10 @@ def _profile_options(profile: Profile, options: StoreOptions) -> Options:
     table = BlockBasedOptions()
     table.set_block_cache(options.memory.cache)
     table.set_cache_index_and_filter_blocks(True)
-    table.set_pin_l0_filter_and_index_blocks_in_cache(True)
+    # Nothing is pinned: a file that is moved down from level 0 as it is, as those of a growing queue are, would keep
+    # its pins, and the cache would grow with the backlog beyond its size.
+    table.set_pin_l0_filter_and_index_blocks_in_cache(False)
+    table.set_block_size(profile.block_bytes)
     # In parts of 4 KiB: the whole filter of a file of a million rows does not fit a shard of the cache, and would be
     # read again for every get.
     table.set_index_type(BlockBasedIndexType.two_level_index_search())
