@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import Final
 
 from basaltmq.queues.backing import Entry, Info, Leased
@@ -24,6 +25,7 @@ from basaltmq.queues.rows import prefix_of, read_entries, weight_of
 from basaltmq.store.api import Store
 from basaltmq.store.families import Family
 from basaltmq.store.keys import lp, message_prefix, prefix_range, take_lp
+from basaltmq.store.ranges import read_ranges
 
 _PLACE_BYTES: Final = 24
 """Enqueue time and id: what a message's key has behind its sub-queue."""
@@ -37,6 +39,13 @@ read from disk, if memory has no room for all of them) is shared by the messages
 
 RUN: Final = 8
 """Messages of a run, times the weight; shares are as exact as before, over spans that are longer by this factor."""
+
+AHEAD_KEYS: Final = 1024
+"""Sub-queues read for at once, when they are on disk. Their rows are neighbours there if their turns are, and a pass
+with one iterator costs a fifth of a scan for each."""
+
+AHEAD_BYTES: Final = 4 << 20
+"""What such a pass reads at most, where the budget has room for it; what a queue may read ahead, where it has not."""
 
 SUB_QUEUES_MAX: Final = 1 << 18
 """Sub-queues that have messages: about 0.6 KiB of memory each, messages apart, so 160 MiB for a queue at most."""
@@ -146,6 +155,7 @@ class FairQueue(Proxy):
 
     def append(self, entries: Sequence[Entry], sub: str | None = None) -> None:
         groups = self._by_sub(entries) if sub is None or not entries else [(sub, entries)]
+        self._choose_run()
         for name, group in groups:
             weight = weight_of(group[-1].row)
             self._sub(name).append(group)
@@ -169,7 +179,7 @@ class FairQueue(Proxy):
         prefix = entries[0].key[:-_PLACE_BYTES]
         if not [e for e in entries if not e.key.startswith(prefix)]:
             return [(prefix[self._head :].decode(), entries)]
-        ordered = sorted(entries, key=lambda e: e.key)
+        ordered = sorted(entries, key=attrgetter("key"))
         return [
             (prefix[self._head :].decode(), list(group))
             for prefix, group in groupby(ordered, lambda e: e.key[:-_PLACE_BYTES])
@@ -207,6 +217,7 @@ class FairQueue(Proxy):
         """A sub-queue is on disk, and this is a row of it."""
         if sub not in self._subs:
             self._subs[sub] = self._make(sub, known_empty=False)
+            self._choose_run()
             self._scheduler.ready(sub, weight_of(row))
 
     def fetch(self, count: int) -> list[Entry]:
@@ -220,7 +231,8 @@ class FairQueue(Proxy):
         taken = []
         subs = self._subs
         charged = 0
-        self._scheduler.set_quantum(RUN if len(subs) > MANY_KEYS else 1)
+        if self._choose_run() > 1:
+            self._read_ahead()
 
         def fetch(sub: str, most: int) -> tuple[int, bool]:
             nonlocal charged
@@ -234,6 +246,26 @@ class FairQueue(Proxy):
         self._scheduler.deliver(count, fetch)
         self._budget.charge(-charged)
         return taken
+
+    def _choose_run(self) -> int:
+        """Serve many keys in runs."""
+        run = RUN if len(self._subs) > MANY_KEYS else 1
+        self._scheduler.set_quantum(run)
+        return run
+
+    def _read_ahead(self) -> None:
+        """Read for many sub-queues whose turns are next, if the very next one is on disk."""
+        subs = self._subs
+        upcoming = self._scheduler.upcoming(AHEAD_KEYS, lambda sub, most: subs[sub].to_read(most) is not None)
+        if not upcoming:
+            return
+        wanted = sorted((place, sub) for sub, most in upcoming if (place := subs[sub].to_read(most)) is not None)
+        bytes_max = min(AHEAD_BYTES, max(self._limits.read_ahead_bytes, self._budget.room_bytes()))
+        ranges = [place for place, _ in wanted]
+        found = read_ranges(self._store, Family.MESSAGES, ranges, bytes_max)
+        for ((_, _, rows_max), sub), rows in zip(wanted, found, strict=False):
+            if rows is not None:
+                subs[sub].was_read(rows, whole=len(rows) < rows_max)
 
     def _lose(self, sub: str) -> None:
         del self._subs[sub]

@@ -189,6 +189,22 @@ class FairScheduler:
                     self._apply_weight(entry)
         return list(turns.items())
 
+    def upcoming(self, count: int, wanted: Callable[[str, int], bool]) -> list[tuple[str, int]]:
+        """Keys whose turns come next and how much they may take then, up to `count` of each class of which the very
+        next one is `wanted`."""
+        found: list[tuple[str, int]] = []
+        for group in self._active:
+            entry = group.head
+            if entry is None or not wanted(entry.key, entry.deficit // group.cost):
+                continue
+            for _ in range(count):
+                found.append((entry.key, entry.deficit // group.cost))
+                assert entry.behind is not None, "a key in a ring is linked"
+                entry = entry.behind
+                if entry is group.head:
+                    break
+        return found
+
     def give_back(self, key: str, count: int) -> None:
         """Undo `count` of the turns the last `take` gave to a key: it is as far ahead in line as before."""
         if count < 0:

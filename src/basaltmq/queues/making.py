@@ -17,7 +17,8 @@ from basaltmq.queues.change import Change
 from basaltmq.queues.content import INLINE_BYTES_MAX
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft, to_message
 from basaltmq.queues.expiry import watch
-from basaltmq.queues.message import Message, encode_row
+from basaltmq.queues.fairness import WEIGHT_MAX
+from basaltmq.queues.message import FAIRNESS_KEY_BYTES_MAX, Message, encode_row
 from basaltmq.store.families import Family
 from basaltmq.store.keys import timed_of
 
@@ -34,6 +35,8 @@ _SPECIAL: Final = attrgetter(
     "headers", "fairness_key", "weight", "throttle_keys", "priority", "ttl_ms", "delay_ms", "dedup_id"
 )
 _ORDINARY: Final = _SPECIAL(Draft(payload=b""))
+_RARE: Final = attrgetter("headers", "throttle_keys", "priority", "ttl_ms", "delay_ms", "dedup_id")
+_USUAL: Final = _RARE(Draft(payload=b""))
 
 
 class Made(NamedTuple):
@@ -58,6 +61,9 @@ def make(queue: Queue, change: Change, drafts: Sequence[Draft | bytes], shared_b
         entries = _make_plain(queue, change, drafts, ids, place_ns, memory)
         if entries is not None:
             return Made(ids, entries, [], FAIRNESS_KEY_DEFAULT)
+        entries = _make_keyed(queue, drafts, ids, place_ns, memory)
+        if entries is not None:
+            return Made(ids, entries, [], None)
     entries = []
     delayed: list[tuple[Entry, int]] = []
     for draft, message_id in zip(drafts, ids, strict=True):
@@ -109,6 +115,38 @@ def _make_plain(
     return [
         Entry(head + message_id, row, size, flag, expires_ns)
         for message_id, row, size, flag in zip(ids, made, sizes, flags, strict=True)
+    ]
+
+
+def _make_keyed(
+    queue: Queue, drafts: Sequence[Draft | bytes], ids: list[bytes], place_ns: int, memory: bool
+) -> list[Entry] | None:
+    """Entries of drafts that have fairness keys and weights too, all at once; None if they have anything else."""
+    whole = [draft for draft in drafts if type(draft) is Draft]
+    # Under a TTL every message of a key has a row in the expiry index.
+    if len(whole) < len(drafts) or queue.config.ttl_ms is not None or [d for d in whole if _RARE(d) != _USUAL]:
+        return None
+    payloads = [draft.payload for draft in whole]
+    properties = [draft.properties for draft in whole]
+    fairness_keys = [draft.fairness_key for draft in whole]
+    weights = [draft.weight for draft in whole]
+    if {*map(type, payloads), *map(type, properties)} != {bytes} or {*map(type, weights)} != {int}:
+        return None
+    if max(map(len, properties)) > INLINE_BYTES_MAX or max(map(len, payloads)) > INLINE_BYTES_MAX:
+        return None
+    if min(weights) < 1 or max(weights) > WEIGHT_MAX or {*map(type, fairness_keys)} != {str}:
+        return None
+    place = place_ns.to_bytes(8, "big")
+    heads: dict[str, bytes] = {}
+    for key in set(fairness_keys):
+        # Whatever may be refused is looked at, and told, one by one.
+        if not key.isascii() or len(key) > FAIRNESS_KEY_BYTES_MAX:
+            return None
+        heads[key] = rows.prefix_of(queue.name, key) + place
+    made = rows.weighted_rows(payloads, 0, properties, weights)
+    return [
+        Entry(heads[key] + message_id, row, len(payload), TRANSIENT if draft.transient or memory else 0)
+        for key, message_id, row, payload, draft in zip(fairness_keys, ids, made, payloads, whole, strict=True)
     ]
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, merge
 from itertools import islice
+from operator import attrgetter
 from typing import Final
 
 from basaltmq.errors import StoreStalledError
@@ -34,6 +35,7 @@ from basaltmq.store.api import Store
 from basaltmq.store.batch import DELETE, PUT, Batch
 from basaltmq.store.families import MIB, Family
 from basaltmq.store.keys import prefix_range
+from basaltmq.store.ranges import Range
 
 RESIDENT_BYTES_MIN: Final = 16 * 1024
 """What a queue may keep when all queues together are over their budget, so that none of them reads row by row."""
@@ -225,9 +227,18 @@ class PagingQueue:
         if self._cursor is None and entries and (not window or window[-1].key < entries[0].key):
             window.extend(entries)
             self._charge(sum([len(e.row) for e in entries]) + ENTRY_OVERHEAD_BYTES * len(entries))
+        elif self._is_backlog(entries):
+            # They are on disk, and are read when it is their turn.
+            return
         else:
             self._place(entries)
         self._limit()
+
+    def _is_backlog(self, entries: Sequence[Entry]) -> bool:
+        """Persistent messages that nobody had, behind the cursor, in order."""
+        if self._cursor is None or not entries or entries[0].key < self._cursor:
+            return False
+        return not any(map(_flags_of, entries))
 
     def _limit(self) -> None:
         limits = self._limits
@@ -353,6 +364,26 @@ class PagingQueue:
         self._bytes -= cost_bytes
         return taken, cost_bytes, bool(window) or (self._cursor is not None and self.head() is not None)
 
+    def to_read(self, most: int) -> Range | None:
+        """What of the disk is to be read for a turn of `most`; None if memory has it, or not in this way.
+
+        One row more than the turn takes, which says whether there are more.
+        """
+        if self._cursor is None or len(self._window) > most or self._has_spilled:
+            return None
+        end = prefix_range(self._prefix)[1]
+        assert end is not None, "a length-prefixed name is never all 0xff"
+        return self._cursor, end, most + 1 - len(self._window)
+
+    def was_read(self, rows: list[tuple[bytes, bytes]], *, whole: bool) -> None:
+        """Somebody read on for this queue, from the cursor: these rows, and there is more unless they are the
+        `whole` rest."""
+        if whole:
+            self._cursor = None
+        elif rows:
+            self._cursor = rows[-1][0] + b"\0"
+        self._take_in(rows)
+
     def is_empty(self) -> bool:
         return self.head() is None
 
@@ -460,12 +491,16 @@ class PagingQueue:
                 cursor = chunk[-1][0] + b"\0"
             if self._cursor is not None:
                 self._cursor = cursor
-            found = self._entries(self._leased.free(rows))
-            if found:
-                self._window.extend(found)
-                self._charge(sum([len(e.row) for e in found]) + ENTRY_OVERHEAD_BYTES * len(found))
+            if self._take_in(rows):
                 return True
         return bool(self._returned)
+
+    def _take_in(self, rows: list[tuple[bytes, bytes]]) -> bool:
+        """Add rows behind the window; False if all of them are leased."""
+        found = self._entries(self._leased.free(rows))
+        self._window.extend(found)
+        self._charge(sum([len(e.row) for e in found]) + ENTRY_OVERHEAD_BYTES * len(found))
+        return bool(found)
 
     def _row(self, entry: Entry) -> bytes:
         """The row of a message that came back without it."""
@@ -555,5 +590,4 @@ class PagingQueue:
         return True
 
 
-def _key_of(entry: Entry) -> bytes:
-    return entry.key
+_flags_of: Final = attrgetter("flags")

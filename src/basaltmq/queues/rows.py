@@ -129,6 +129,19 @@ def weight_of(row: bytes) -> int:
     return weight
 
 
+def weighted_rows(
+    payloads: Sequence[bytes], expires_ns: int, properties: Sequence[bytes], weights: Sequence[int]
+) -> list[bytes]:
+    """Rows of messages that have a payload, properties and a weight and nothing else."""
+    cut = -2 * _SIZE.size
+    starts = {weight: HEAD.pack(LAYOUT, 0, 0, weight, 0, expires_ns, 0, 0, 0)[:cut] for weight in set(weights)}
+    pack = _SIZES.pack
+    return [
+        starts[weight] + pack(len(own), len(payload)) + own + payload
+        for weight, own, payload in zip(weights, properties, payloads, strict=True)
+    ]
+
+
 def plain_rows(payloads: Sequence[bytes], expires_ns: int, properties: Sequence[bytes] | None = None) -> list[bytes]:
     """Rows of messages that have a payload and properties and nothing else, at a quarter of the cost of one by one."""
     start = HEAD.pack(LAYOUT, 0, 0, 1, 0, expires_ns, 0, 0, 0)[: -_SIZE.size]

@@ -50,7 +50,7 @@ from basaltmq.store.directory import MARKER, read_marker
 from basaltmq.store.families import Family
 from basaltmq.store.forks import in_child, never_free
 from basaltmq.store.options import StoreOptions
-from basaltmq.store.rocks_cursor import Cursor, RocksSnapshot
+from basaltmq.store.rocks_cursor import SKIPPED_MAX, Cursor, RocksSnapshot
 from basaltmq.store.rocks_errors import translate
 from basaltmq.store.seals import Sealer
 from basaltmq.store.verify import verify, verify_open
@@ -141,6 +141,23 @@ class RocksStore:
             cursor = self._cursor(family, reading)
         return cursor.scan_once(start, end, reverse=reverse)
 
+    def read_ranges(
+        self, family: Family, ranges: Sequence[tuple[bytes, bytes, int]], bytes_max: int
+    ) -> list[list[tuple[bytes, bytes]] | None]:
+        """The first rows of many ranges that ascend, in one pass (ranges.py)."""
+        if not ranges:
+            self.require_open()
+            return []
+        reading = ReadOptions()
+        reading.set_iterate_upper_bound(ranges[-1][1])
+        reading.set_max_skippable_internal_keys(SKIPPED_MAX)
+        with self._lock:
+            cursor = self._cursor(family, reading)
+        try:
+            return cursor.read_ranges(ranges, bytes_max)
+        finally:
+            cursor.close()
+
     def snapshot(self, *families: Family) -> RocksSnapshot:
         with self._lock:
             return RocksSnapshot(self, {family: self._cursor(family, None) for family in families})
@@ -176,15 +193,20 @@ class RocksStore:
     def _native(self, batch: Batch) -> WriteBatch:
         native = WriteBatch(raw_mode=True)
         put = native.put
+        delete = native.delete
         handles = self._handles
         try:
+            last = Family.DEFAULT
+            handle = handles[last]
             for kind, family, key, value in batch.ops:
+                if family is not last:
+                    last, handle = family, handles[family]
                 if kind == PUT:
-                    put(key, value, handles[family])
+                    put(key, value, handle)
                 elif kind == DELETE:
-                    native.delete(key, handles[family])
+                    delete(key, handle)
                 elif key < value:
-                    native.delete_range(key, value, handles[family])
+                    native.delete_range(key, value, handle)
         except Exception as error:
             raise InvalidArgumentError(f"a batch takes keys and values of type bytes only: {error}") from error
         if native.size_in_bytes() > BATCH_BYTES_MAX:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tests.unit.queues.conftest import Planes, payloads
 
-from basaltmq.errors import LimitExceededError
+from basaltmq.errors import InvalidArgumentError, LimitExceededError
 from basaltmq.queues import fair
 from basaltmq.queues.config import Durability, QueueConfig
 from basaltmq.queues.draft import Draft
+from basaltmq.queues.paging import MemoryBudget
 from basaltmq.queues.plane import QueuePlane
+from basaltmq.store.ranges import read_ranges
 
 
 @pytest.mark.spec("C10")
@@ -63,3 +67,106 @@ def test_a_queue_keeps_so_many_keys_apart_and_no_more(
     again.release("q", again.lease("q", 30)[0].token)
     assert len(payloads(again, "q")) == 30
     again.enqueue("q", [Draft(payload=b"x", fairness_key=f"other{n}") for n in range(10)])
+
+
+@pytest.mark.spec("C10")
+@pytest.mark.promise("P3")
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("budget_bytes", [0, 30_000])
+def test_many_keys_on_disk_are_read_together_and_nothing_is_lost_doubled_or_out_of_order(
+    planes: Planes, monkeypatch: pytest.MonkeyPatch, seed: int, budget_bytes: int
+) -> None:
+    monkeypatch.setattr(fair, "MANY_KEYS", 8)
+    chance = random.Random(seed)
+    budget = MemoryBudget(budget_bytes)
+    plane = planes.open(budget=budget)
+    plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
+    passes = 0
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        return read_ranges(*arguments)
+
+    monkeypatch.setattr(fair, "read_ranges", counted)
+    sent: dict[str, list[bytes]] = {}
+    got: dict[str, list[bytes]] = {}
+
+    def send(count: int) -> None:
+        drafts: list[Draft | bytes] = []
+        for _ in range(count):
+            key = f"k{chance.randrange(60)}"
+            line = sent.setdefault(key, [])
+            line.append(b"%s/%d" % (key.encode(), len(line)))
+            drafts.append(
+                Draft(payload=line[-1], fairness_key=key, weight=1 + int(key[1:]) % 5, transient=chance.random() < 0.05)
+            )
+        plane.enqueue("q", drafts)
+
+    send(600)
+    while deliveries := plane.lease("q", chance.randrange(1, 120)):
+        if chance.random() < 0.3:
+            plane.release("q", deliveries[0].token)
+        else:
+            for delivery in deliveries:
+                got.setdefault(delivery.message().fairness_key, []).append(delivery.payload)
+            plane.ack("q", deliveries[0].token)
+        if chance.random() < 0.1:
+            send(30)
+    assert got == sent
+    assert passes > 0
+    assert plane.stats("q")["ready"] == 0
+    assert budget.used_bytes == 0
+
+
+@pytest.mark.promise("P8")
+def test_reading_for_many_deep_keys_keeps_to_a_row_of_each_beyond_the_budget(
+    planes: Planes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fair, "MANY_KEYS", 8)
+    budget = MemoryBudget(0)
+    plane = planes.open(budget=budget)
+    plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
+    for _ in range(100):
+        plane.enqueue("q", [Draft(payload=b"x" * 100, fairness_key=f"k{n}") for n in range(40)])
+    most = 0
+    for _ in range(50):
+        plane.ack("q", plane.lease("q", 16)[0].token)
+        most = max(most, budget.used_bytes)
+    # A turn of each, read in one pass, and what is left of those that had theirs.
+    assert most <= 40 * (fair.RUN + 2) * 500
+
+
+@pytest.mark.spec("C10")
+def test_drafts_with_keys_and_weights_are_kept_as_they_are_and_bad_ones_are_refused(
+    plane: QueuePlane, make: Callable[..., str]
+) -> None:
+    name = make()
+    drafts = [
+        Draft(payload=b"%d" % n, properties=b"p" * n, fairness_key=f"k{n % 3}", weight=1 + n % 4) for n in range(12)
+    ]
+    plane.enqueue(name, drafts)
+    plane.enqueue(name, [Draft(payload=b"slow", fairness_key="schlüssel", weight=9), b"plain"])
+    seen = {message.payload: message for message in plane.browse(name, 100)}
+    assert len(seen) == 14
+    for draft in drafts:
+        message = seen[draft.payload]
+        assert (message.properties, message.fairness_key, message.weight) == (
+            draft.properties,
+            draft.fairness_key,
+            draft.weight,
+        )
+    assert seen[b"slow"].weight == 9
+    bad: list[dict[str, Any]] = [
+        {"weight": 0},
+        {"weight": True},
+        {"weight": 1 << 32},
+        {"fairness_key": b"x"},
+        {"fairness_key": "\ud800"},
+        {"fairness_key": "x" * 1025},
+        {"payload": "text"},
+    ]
+    for fields in bad:
+        with pytest.raises((InvalidArgumentError, LimitExceededError)):
+            plane.enqueue(name, [Draft(**({"payload": b"ok", "fairness_key": "k"} | fields)), drafts[0]])
+    assert plane.stats(name)["ready"] == 14
