@@ -38,6 +38,7 @@ _READ_NAMES: Final = (
     "maxRecordsPerPartition",
     "maxBytesPerPartition",
     "includeHeaders",
+    "explodeEvents",
     "failOnDataLoss",
     "batchRows",
 )
@@ -69,6 +70,8 @@ class ReadOptions(msgspec.Struct, frozen=True):
     partition_records_max: int | None = None
     partition_bytes_max: int = PARTITION_BYTES
     include_headers: bool = False
+    explode_events: bool = False
+    """The topic holds lifecycle events: an event per row, with columns of their own."""
     fail_on_data_loss: bool = True
     batch_rows: int = 16_384
     """Rows of an Arrow batch: large enough that its cost is spread thin, small enough for one to be in flight."""
@@ -109,6 +112,7 @@ def parse(options: Mapping[str, str], *, is_streaming: bool = False) -> ReadOpti
         partition_records_max=_count(given, "maxrecordsperpartition"),
         partition_bytes_max=_count(given, "maxbytesperpartition") or PARTITION_BYTES,
         include_headers=_flag(given, "includeheaders", False),
+        explode_events=_flag(given, "explodeevents", False),
         fail_on_data_loss=_flag(given, "failondataloss", True),
         batch_rows=_count(given, "batchrows") or 16_384,
     )

@@ -18,6 +18,8 @@ from pyspark.sql.types import StructType
 from basaltmq.errors import InvalidArgumentError
 from pyspark_basalt import offsets as offset_json
 from pyspark_basalt import options as option_names
+from pyspark_basalt.events import SCHEMA as EVENTS
+from pyspark_basalt.events import take_apart
 from pyspark_basalt.offsets import Json, Offsets
 from pyspark_basalt.options import ReadOptions
 from pyspark_basalt.plan import Piece, limited, partitions_of, pieces, resolve
@@ -42,7 +44,9 @@ class BasaltDataSource(DataSource):
         return "basalt"
 
     def schema(self) -> str:
-        include = str(self.options.get("includeHeaders", "false")).strip().lower() == "true"
+        if self._is_on("explodeEvents"):
+            return EVENTS
+        include = self._is_on("includeHeaders")
         return SCHEMA + HEADERS if include else SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -65,6 +69,9 @@ class BasaltDataSource(DataSource):
             raise InvalidArgumentError("a topic is appended to: write with outputMode append or update")
         return StreamWriter(parse_write(self.options, schema, is_streaming=True))
 
+    def _is_on(self, option: str) -> bool:
+        return str(self.options.get(option, "false")).strip().lower() == "true"
+
     def _require_schema(self, schema: StructType) -> None:
         if schema.fieldNames() != [field.split()[0] for field in self.schema().split(", ")]:
             raise InvalidArgumentError(
@@ -80,11 +87,10 @@ class _Reader:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         piece = cast("Piece | None", partition.value)
-        return (
-            iter(())
-            if piece is None
-            else read_piece(view_of(self.options.path, self.options.vhost), piece, self.options)
-        )
+        if piece is None:
+            return iter(())
+        rows = read_piece(view_of(self.options.path, self.options.vhost), piece, self.options)
+        return take_apart(rows) if self.options.explode_events else rows
 
 
 class BatchReader(_Reader, DataSourceReader):

@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "doctor": "doctor",
     "exchange": "exchange",
     "permission": "user",
+    "pipeline": "pipeline",
     "policy": "policy",
     "queue": "queue",
     "serve": "serve",

@@ -18,18 +18,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from typing import Final
-from urllib.parse import unquote
 
 import msgspec
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as sql
 
 from basaltmq.errors import InvalidArgumentError, StorageError
+from basaltmq.pipeline.archived import settle
 from basaltmq.pipeline.files import Files
 from basaltmq.pipeline.manifest import (
     CHECKSUM,
     STAGING,
-    ArchivedFile,
     Manifest,
     offsets_of,
     path_of,
@@ -160,7 +159,7 @@ class _Run:
             .parquet(staged)
         )
         rejected = 0 if rejects is None else self._write_rejects(rejects, batch)
-        archived = self._settle(staged, batch)
+        archived = settle(self._spark, self._files, self._root, staged, batch)
         records = sum(file.records for file in archived)
         if not seen.get["records"]:
             return
@@ -197,31 +196,6 @@ class _Run:
         path = f"{self._root}/{REJECTED}/batch={batch:06d}"
         rejects.write.mode("overwrite").parquet(path)
         return self._spark.read.parquet(path).count()
-
-    def _settle(self, staged: str, batch: int) -> list[ArchivedFile]:
-        """Move the files of a batch to where they belong, under names that say what is in them."""
-        sizes = {path: size for path, size in self._files.walk(staged) if path.endswith(".parquet")}
-        if not sizes:
-            return []
-        ranges = (
-            self._spark.read.parquet(staged)
-            .groupBy(sql.input_file_name().alias("file"))
-            .agg(
-                sql.min("offset").alias("first"), sql.max("offset").alias("last"), sql.count("offset").alias("records")
-            )
-            .collect()
-        )
-        found = {str(row["file"]).rpartition("/")[2]: row for row in ranges}
-        archived: list[ArchivedFile] = []
-        for path, size_bytes in sorted(sizes.items()):
-            topic_folder, day_folder, shard_folder, name = path.split("/")
-            row = found[name]
-            shard = int(shard_folder.partition("=")[2])
-            target = f"{topic_folder}/{day_folder}/{batch:06d}-{shard}-{row['first']:012d}-{row['last']:012d}.parquet"
-            self._files.rename(f"{staged}/{path}", f"{self._root}/{target}")
-            topic = unquote(topic_folder.partition("=")[2])
-            archived.append(ArchivedFile(target, topic, shard, row["first"], row["last"], row["records"], size_bytes))
-        return archived
 
     def _tell(self, manifest: Manifest) -> None:
         self._batches += 1

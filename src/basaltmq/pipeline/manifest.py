@@ -8,7 +8,8 @@
 A batch counts when its manifest is there, and the manifest names its files with their ranges of offsets, counts and
 sizes, and a checksum of all its records that does not depend on their order. Everything that reads an archive (replay,
 compact, audit) goes by the manifests, so a file that a killed job left is no data. A manifest is written once;
-compaction writes another one that says which manifests it replaces.
+compaction writes another one, numbered beyond what Spark counts to, that says which manifests it replaces; those stay,
+because the archive job asks them which batches are done.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from basaltmq.pipeline.files import Files
 LAYOUT: Final = 1
 FOLDER: Final = "_manifests"
 STAGING: Final = "_staging"
+
+COMPACTED: Final = 1_000_000_000
+"""Batches from this number on are made by compaction; Spark's numbers stay below."""
 
 CHECKSUM: Final = "bit_xor(xxhash64(topic, partition, offset, key, value, timestamp))"
 """Of all records of a batch, in SQL."""
@@ -54,7 +58,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Manifests whose records are in this one since a compaction."""
     rejected: int = 0
     """Records that did not parse and are in the table of rejects."""
+    rejected_in: list[int] = []
+    """After a compaction: the batches under which they are there."""
     layout: int = LAYOUT
+
+    def rejects_of(self) -> list[int]:
+        """Batches under which the table of rejects has records of this one."""
+        return (self.rejected_in or [self.batch]) if self.rejected else []
 
 
 def offsets_of(files: list[ArchivedFile]) -> dict[str, dict[str, list[int]]]:

@@ -8,9 +8,12 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import basaltmq
+from basaltmq.embedded.database import Settings
+from basaltmq.embedded.events import EventSettings
+from pyspark_basalt.events import SCHEMA as EVENTS
 from pyspark_basalt.options import parse
 from pyspark_basalt.plan import Piece
-from pyspark_basalt.source import StreamReader
+from pyspark_basalt.source import BatchReader, StreamReader
 
 pytestmark = pytest.mark.spec("F1")
 
@@ -60,3 +63,21 @@ def test_available_now_stops_at_what_was_there(tmp_path: Path) -> None:
         orders.append([b"y"] * 5)
         assert found.latestOffset(found.initialOffset(), ReadAllAvailable())["orders"] == {"0": 5}
         assert found.reportLatestOffset() == {"orders": {"0": 10}}
+
+
+def test_lifecycle_events_are_read_one_by_one(tmp_path: Path) -> None:
+    with basaltmq.open(tmp_path, settings=Settings(events=EventSettings(gather_s=0))) as db:
+        jobs = db.queue("jobs")
+        for payload in (b"a", b"b"):
+            jobs.enqueue(payload, fairness_key="tenant")
+        jobs.ack(jobs.lease(1))
+    found = BatchReader(parse({"path": str(tmp_path), "subscribe": "__events", "explodeEvents": "true"}))
+    rows = [row for part in found.partitions() for batch in found.read(part) for row in batch.to_pylist()]
+    assert [(row["kind"], row["queue"], row["fairnessKey"]) for row in rows] == [
+        ("enqueued", "jobs", "tenant"),
+        ("enqueued", "jobs", "tenant"),
+        ("leased", "jobs", "tenant"),
+        ("acked", "jobs", "tenant"),
+    ]
+    assert rows[2]["messageId"] == rows[3]["messageId"]
+    assert [field.split()[0] for field in EVENTS.split(", ")] == list(rows[0])

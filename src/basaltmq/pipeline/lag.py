@@ -1,0 +1,124 @@
+"""Lag: how far groups are behind and queues are full, and how long they will need at the pace they have.
+
+Two looks at a view, some time apart, tell the pace; without a second look there is backlog only. Needs no Spark: it
+looks at a row per group and partition, and one per queue.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from basaltmq.pipeline.place import DEFAULT_VHOST, store_path
+from basaltmq.queues.stats import QueueStats
+from basaltmq.store import keys
+from basaltmq.store.families import Family
+from basaltmq.store.open import open_view
+from basaltmq.streams.view import StreamView
+
+
+class GroupLag(msgspec.Struct, frozen=True):
+    """A group in a partition."""
+
+    group: str
+    topic: str
+    partition: int
+    committed: int
+    end_offset: int
+    lag: int
+    read_per_s: float | None = None
+    drains_in_s: float | None = None
+    """At the pace of reading less that of writing; None if it is not known or it never will."""
+
+
+class QueueBacklog(msgspec.Struct, frozen=True):
+    """A queue."""
+
+    queue: str
+    messages: int
+    size_bytes: int
+    delayed: int
+    acked_per_s: float | None = None
+    drains_in_s: float | None = None
+
+
+class Lag(msgspec.Struct, frozen=True):
+    """The result."""
+
+    groups: list[GroupLag]
+    queues: list[QueueBacklog]
+
+
+def lag(
+    path: str,
+    vhost: str = DEFAULT_VHOST,
+    *,
+    groups: list[str] | None = None,
+    pace_s: float | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Lag:
+    """Where everybody stands; with `pace_s`, after a second look so much later, also how fast."""
+    store = store_path(path, vhost)
+    with StreamView.open(store) as view:
+        first = _groups(view, groups)
+        counted = _queues(store)
+        if pace_s is None:
+            return Lag(list(first.values()), [_backlog(name, stats) for name, stats in counted.items()])
+        sleep(pace_s)
+        view.refresh()
+        second = _groups(view, groups)
+    again = _queues(store)
+    return Lag(
+        [_paced(each, first.get(at), pace_s) for at, each in second.items()],
+        [_backlog(name, stats, counted.get(name), pace_s) for name, stats in again.items()],
+    )
+
+
+def _groups(view: StreamView, wanted: list[str] | None) -> dict[tuple[str, str, int], GroupLag]:
+    return {
+        (group, each.topic, each.partition): GroupLag(
+            group, each.topic, each.partition, each.committed, each.end_offset, each.lag
+        )
+        for group in (view.groups() if wanted is None else wanted)
+        for each in view.lag(group)
+    }
+
+
+def _queues(store: Path) -> dict[str, QueueStats]:
+    with closing(open_view(store)) as rows:
+        return {
+            keys.decode_queue_stats_key(key): QueueStats.decode(keys.decode_queue_stats_key(key), raw)
+            for key, raw in rows.scan(Family.QUEUE_STATS)
+        }
+
+
+def _paced(each: GroupLag, before: GroupLag | None, pace_s: float) -> GroupLag:
+    if before is None:
+        return each
+    read_per_s = (each.committed - before.committed) / pace_s
+    gained_per_s = (before.lag - each.lag) / pace_s
+    return msgspec.structs.replace(each, read_per_s=read_per_s, drains_in_s=_drains_in_s(each.lag, gained_per_s))
+
+
+def _backlog(
+    name: str, stats: QueueStats, before: QueueStats | None = None, pace_s: float | None = None
+) -> QueueBacklog:
+    found = QueueBacklog(name, stats.messages, stats.size_bytes, stats.delayed)
+    if before is None or pace_s is None:
+        return found
+    gained_per_s = (before.messages - stats.messages) / pace_s
+    return msgspec.structs.replace(
+        found,
+        acked_per_s=(stats.acked - before.acked) / pace_s,
+        drains_in_s=_drains_in_s(stats.messages, gained_per_s),
+    )
+
+
+def _drains_in_s(backlog: int, gained_per_s: float) -> float | None:
+    if backlog == 0:
+        return 0.0
+    return backlog / gained_per_s if gained_per_s > 0 else None
