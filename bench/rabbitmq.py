@@ -170,7 +170,7 @@ class Sender:
         self._await(spec.Connection.Start.INDEX)
         self._send(0, spec.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US"))
         self._await(spec.Connection.Tune.INDEX)
-        self._send(0, spec.Connection.TuneOk(0, 131072, 0))
+        self._send(0, spec.Connection.TuneOk(2047, 131072, 0))
         self._send(0, spec.Connection.Open("/"))
         self._await(spec.Connection.OpenOk.INDEX)
         self._send(1, spec.Channel.Open())
