@@ -49,6 +49,8 @@ FEW_KEYS: Final = 10
 PER_KEY: Final = 5
 """Messages under each of many keys: more than one, so that a key goes on after its turn."""
 FAIR_ROUNDS: Final = 2
+FAIR_CALL: Final = 1000
+"""Messages enqueued per call where only the drain is measured."""
 RATE_SAMPLE: Final = 200_000
 """Messages a rate behind a backlog is measured with."""
 MIB: Final = 1 << 20
@@ -191,11 +193,9 @@ def fairness(base: Path, keys: int) -> list[Row]:
             for count, measured in rates.items():
                 queue = f"fair-{count}-{number}"
                 plane.create(QueueConfig(name=queue, durability=Durability.WRITTEN))
-                for at in range(0, total, CALL):
-                    plane.enqueue(
-                        queue,
-                        [Draft(payload=payload, fairness_key=f"k{i % count}") for i in range(at, at + CALL)],
-                    )
+                for at in range(0, total, FAIR_CALL):
+                    some = range(at, min(at + FAIR_CALL, total))
+                    plane.enqueue(queue, [Draft(payload=payload, fairness_key=f"k{i % count}") for i in some])
                 begin = time.perf_counter()
                 drain(plane, queue, total)
                 measured.append(total / (time.perf_counter() - begin))

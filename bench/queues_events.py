@@ -3,8 +3,8 @@
 The embedded database, 256 B messages, enqueue + lease + ack in calls of 100 and of 1, everything `written`. Stretches
 with events and without take turns in one process, and in an order that changes, so that a machine that changes its pace
 changes it for both. Time is the CPU time of the whole process: the thread that writes the topic is part of the price.
-The best stretch of each kind counts; what each pair of neighbours says is given beside it, as quartiles: on a busy
-machine they are wide.
+The median of what the pairs of neighbours say counts; the quartiles beside it tell how much to believe it: on a busy
+machine they are wide. The best stretch of each kind is given too, for the absolute cost.
 """
 
 from __future__ import annotations
@@ -71,16 +71,14 @@ def _compare(db: Basalt, call: int, messages: int, pairs: int) -> list[Row]:
         costs.append(told_s / plain_s - 1)
         best = {"without": min(best["without"], plain_s), "with": min(best["with"], told_s)}
     low, middle, high = statistics.quantiles(costs, n=4)
-    cost = best["with"] / best["without"] - 1
     dropped = db.event_counters()["dropped"] + db.event_counters()["failed"]
     what = f"calls of {call}"
     return [
-        Row(f"without events, {what}", best["without"] / messages * 1e6, "us/message"),
-        Row(f"with events, {what}", best["with"] / messages * 1e6, "us/message"),
-        Row(f"cost, {what}", cost * 100, "%", f"<= {COST_MAX:.0%}", cost <= COST_MAX),
-        Row(f"cost by pairs, {what}, first quartile", low * 100, "%"),
-        Row(f"cost by pairs, {what}, median", middle * 100, "%"),
-        Row(f"cost by pairs, {what}, third quartile", high * 100, "%"),
+        Row(f"best without events, {what}", best["without"] / messages * 1e6, "us/message"),
+        Row(f"best with events, {what}", best["with"] / messages * 1e6, "us/message"),
+        Row(f"cost, {what}, median of pairs", middle * 100, "%", f"<= {COST_MAX:.0%}", middle <= COST_MAX),
+        Row(f"cost, {what}, first quartile", low * 100, "%"),
+        Row(f"cost, {what}, third quartile", high * 100, "%"),
         Row(f"events dropped, {what}", dropped, "events"),
     ]
 
