@@ -351,7 +351,7 @@ class PagingQueue:
         A queue of many fairness keys spends its time here, so the common case makes no call.
         """
         window = self._window
-        if not window or len(window) < most or self._returned or self._gone:
+        if self._returned or self._gone or (len(window) < most and (self._cursor is not None or not window)):
             taken = self.fetch(most)
             return taken, 0, len(taken) == most and self.head() is not None
         if most == 1:
@@ -360,7 +360,7 @@ class PagingQueue:
         else:
             taken = window[:most]
             del window[:most]
-            cost_bytes = sum([len(e.row) for e in taken]) + ENTRY_OVERHEAD_BYTES * most
+            cost_bytes = sum([len(e.row) for e in taken]) + ENTRY_OVERHEAD_BYTES * len(taken)
         self._bytes -= cost_bytes
         return taken, cost_bytes, bool(window) or (self._cursor is not None and self.head() is not None)
 
