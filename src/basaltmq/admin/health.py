@@ -19,7 +19,14 @@ from basaltmq.broker.tls import expires_at_s
 from basaltmq.errors import BasaltError
 
 UNITS_S: Final = {"days": 86_400, "weeks": 7 * 86_400, "months": 30 * 86_400, "years": 365 * 86_400}
-PROTOCOLS: Final = {"amqp": "amqp", "amqp091": "amqp", "amqps": "amqps", "http": "admin", "grpc": "fila"}
+PROTOCOLS: Final = {
+    "amqp": "amqp",
+    "amqp091": "amqp",
+    "amqps": "amqps",
+    "http": "admin",
+    "grpc": "fila",
+    "kafka": "kafka",
+}
 
 
 def passed(**more: Any) -> dict[str, Any]:

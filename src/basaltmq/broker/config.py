@@ -158,6 +158,31 @@ class FilaListener(Section, frozen=True):
     ] = "holder"
 
 
+class KafkaListener(Section, frozen=True):
+    """Kafka's protocol, for the streams of one virtual host."""
+
+    enabled: Annotated[bool, setting("Listen at all.")] = False
+    host: Annotated[str, setting("Address to listen on; empty takes `host`.")] = ""
+    port: Annotated[int, setting("Port; 0 takes a free one.", ge=0, le=65535)] = 9092
+    tls: Annotated[bool, setting("Speak TLS, with the files of `tls`.")] = False
+    vhost: Annotated[str, setting("The virtual host whose streams are served.")] = "/"
+    access: Annotated[
+        Literal["users", "loopback", "open"],
+        setting("Who has to say who they are (SASL PLAIN): everybody, everybody but this machine, or nobody."),
+    ] = "loopback"
+    advertised_host: Annotated[
+        str, setting("How clients reach the broker, where it is not the address they connect to.")
+    ] = ""
+    advertised_port: Annotated[int, setting("The port to it; 0 takes the listener's.", ge=0, le=65535)] = 0
+    auto_create: Annotated[bool, setting("Make a topic when a client asks for one that is not there.")] = True
+    partitions: Annotated[int, setting("Partitions of topics made without saying how many.", ge=1, le=10_000)] = 1
+    durability: Annotated[
+        Literal["written", "synced"],
+        setting("What acks=all waits for in topics made without `basalt.durability`: the write, or the disk."),
+    ] = "synced"
+    request_bytes_max: Annotated[ByteCount, setting("Largest request.")] = ByteCount(100 * MIB)
+
+
 class Tls(Section, frozen=True):
     """Certificates. The files are read again on SIGHUP, for connections made from then on."""
 
@@ -277,6 +302,7 @@ class Config(Section, frozen=True):
     amqps: AmqpsListener = AmqpsListener()
     admin: AdminListener = AdminListener()
     fila: FilaListener = FilaListener()
+    kafka: KafkaListener = KafkaListener()
     tls: Tls = Tls()
     limits: Limits = Limits()
     memory: Memory = Memory()
@@ -292,6 +318,7 @@ class Config(Section, frozen=True):
             "amqps.enabled": self.amqps.enabled,
             "admin.tls": self.admin.enabled and self.admin.tls,
             "fila.tls": self.fila.enabled and self.fila.tls,
+            "kafka.tls": self.kafka.enabled and self.kafka.tls,
         }
         needs_tls = [name for name, asks in asked.items() if asks]
         if needs_tls and (self.tls.certificate is None or self.tls.key is None):
@@ -315,6 +342,7 @@ class Config(Section, frozen=True):
             ("amqps", self.amqps),
             ("admin", self.admin),
             ("fila", self.fila),
+            ("kafka", self.kafka),
         ]
         return [(name, each.host or self.host, each.port) for name, each in sections if each.enabled]
 

@@ -260,6 +260,7 @@ class StreamQueues:
         self._clock_ms = clock_ms
         self._visible = visible
         self._plane: StreamPlane | None = None
+        self._listeners: list[Callable[[str], None]] = []
         self.cleaning = threading.Lock()
         """Held while retention works; a backup holds it so that no segment goes away under its copy."""
 
@@ -276,12 +277,23 @@ class StreamQueues:
     def is_open(self) -> bool:
         return self._plane is not None
 
+    def on_visible(self, listener: Callable[[str], None]) -> Callable[[], None]:
+        """Have `listener` called, on the loop, with the name of a stream whose consumers can read on; how to stop."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
     def create(self, queue: BrokerQueue) -> None:
         topics = self.plane.topics
-        if topics.find(queue.name) is not None:
-            # Left by a declaration that a crash cut off: nobody was told of it.
-            topics.delete(queue.name)
-        topics.create(queue.name, self._config(queue.settings))
+        found = topics.find(queue.name)
+        if found is None:
+            topics.create(queue.name, self._config(queue.settings))
+        elif found.config.partitions == 1:
+            # Made by a declaration that a crash cut off, or by clients of another protocol, whose records stay.
+            self.alter(queue, queue.settings)
+        else:
+            raise PreconditionFailedError(
+                f"the topic '{queue.name}' has {found.config.partitions} partitions; a stream has one"
+            )
         self.attach(queue)
 
     def _config(self, settings: QueueSettings) -> TopicConfig:
@@ -324,6 +336,8 @@ class StreamQueues:
             self._failed(error)
         elif error is None and queue.stream is not None:
             self._visible(queue)
+            for listener in self._listeners:
+                listener(queue.name)
 
     def retain(self) -> int:
         """A bounded piece of retention; may be called from any thread."""

@@ -20,6 +20,9 @@ from basaltmq.broker.vhost import VHost
 from basaltmq.errors import BasaltError
 from basaltmq.protocols.amqp091.server import Server as AmqpServer
 from basaltmq.protocols.amqp091.tuning import Limits
+from basaltmq.protocols.kafka.desk import Settings
+from basaltmq.protocols.kafka.server import Server as KafkaServer
+from basaltmq.streams.durability import Durability
 
 FOLLOW_S: Final = 0.5
 """How soon gRPC follows a virtual host that was restarted."""
@@ -152,3 +155,33 @@ class FilaListener:
             stop = self._serving[1]
             self._serving = None
             await stop(grace_s)
+
+
+class KafkaListener:
+    """Kafka's protocol for the streams of one virtual host."""
+
+    def __init__(self, node: Node, config: Config, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
+        settings = config.kafka
+        self._server = KafkaServer(
+            node,
+            Settings(
+                vhost=settings.vhost,
+                advertised_host=settings.advertised_host,
+                advertised_port=settings.advertised_port,
+                auto_create=settings.auto_create,
+                partitions=settings.partitions,
+                durability=Durability(settings.durability),
+                access=settings.access,
+                cluster_id=config.name,
+                request_bytes_max=settings.request_bytes_max,
+                connections_max=config.limits.connections_max,
+            ),
+        )
+        self._sock = sock
+        self._tls = tls if settings.tls else None
+
+    async def start(self) -> None:
+        await self._server.listen_on(self._sock, tls=self._tls)
+
+    async def close(self, grace_s: float) -> None:
+        await self._server.close("the broker is shutting down")

@@ -28,7 +28,7 @@ from basaltmq.broker.config import Config
 from basaltmq.broker.config_sources import Loaded, changed
 from basaltmq.broker.node import Node
 from basaltmq.broker.tls import reload_files, server_context
-from basaltmq.cli.listeners import AdminListener, AmqpListener, FilaListener, Listener
+from basaltmq.cli.listeners import AdminListener, AmqpListener, FilaListener, KafkaListener, Listener
 from basaltmq.cli.logs import Logs
 from basaltmq.cli.sockets import bind_all, raise_file_limit
 from basaltmq.cli.systemd import Notifier
@@ -111,6 +111,8 @@ class Serving:
             self._listeners.append(AmqpListener(node, config, sockets, self._tls))
         if "fila" in sockets:
             self._listeners.append(FilaListener(node, config, sockets["fila"]))
+        if "kafka" in sockets:
+            self._listeners.append(KafkaListener(node, config, sockets["kafka"], self._tls))
         if "admin" in sockets:
             self._listeners.append(AdminListener(api, config, sockets["admin"], self._tls))
         for listener in self._listeners:

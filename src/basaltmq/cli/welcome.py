@@ -24,7 +24,7 @@ def welcome(config: Config, ports: Mapping[str, int], version: str) -> str:
     """The text, for a terminal of 80 columns and more."""
     hosts = {section: _reachable(host) for section, host, _ in config.endpoints()}
     lines = [f"Basalt {version} is up; data in {config.data_dir.absolute()}", ""]
-    names = {"amqp": "AMQP 0-9-1", "amqps": "AMQP 0-9-1 (TLS)", "admin": "admin API", "fila": "gRPC"}
+    names = {"amqp": "AMQP 0-9-1", "amqps": "AMQP 0-9-1 (TLS)", "admin": "admin API", "fila": "gRPC", "kafka": "Kafka"}
     for section, port in ports.items():
         address = f"{hosts[section]}:{port}"
         if section == "admin":

@@ -227,6 +227,14 @@ def encode_records(found: Sequence[StoredRecord], leader_epoch: int = 0) -> byte
     return front[:_COVERED_AT] + covered
 
 
+def empty_batch(base_offset: int, last_offset_delta: int) -> bytes:
+    """A batch that takes up offsets and holds no record: what is left where all were deleted."""
+    covered = _COVERED.pack(0, last_offset_delta, NO_TIMESTAMP, NO_TIMESTAMP, NO_PRODUCER, NO_PRODUCER, NO_PRODUCER, 0)
+    size = _COVERED_AT - _PREFIX_BYTES + len(covered)
+    front = _HEADER.pack(base_offset, size, 0, MAGIC, _crc32c(covered), *(8 * (0,)))
+    return front[:_COVERED_AT] + covered
+
+
 def encode_plain(plain: Sequence[Record], base_offset: int = 0) -> bytes:
     """Records without offsets as a batch a producer would send."""
     return encode_records(

@@ -870,3 +870,14 @@ def import_key(name: str) -> bytes:
 
 def decode_import_key(key: bytes) -> str:
     return _whole_text(key)
+
+
+def producers_key(shard: int) -> bytes:
+    """What is known of a shard's idempotent producers; shard 0, which is none, stands for all: ids given out."""
+    return _U64.pack(shard)
+
+
+def decode_producers_key(key: bytes) -> int:
+    _exactly(key, 8)
+    number: int = _U64.unpack(key)[0]
+    return number

@@ -55,6 +55,15 @@ FENCED_INSTANCE_ID: Final = 82
 INVALID_RECORD: Final = 87
 GROUP_SUBSCRIBED_TO_TOPIC: Final = 86
 
+
+class Refused(Exception):
+    """A batch that is not taken, with Kafka's code."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 _CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (errors.OffsetOutOfRangeError, OFFSET_OUT_OF_RANGE),
     (errors.TopicNotFoundError, UNKNOWN_TOPIC_OR_PARTITION),

@@ -1,0 +1,346 @@
+"""One client: frames in, requests handled in order, answers out in the same order.
+
+    | size i32 | request |        at most request_bytes_max; before authentication 512 KiB, as with Apache Kafka
+
+A request is handled when those before it were; one whose answer takes long (a fetch that waits, a join) holds those
+behind it, as a broker of Kafka does. Only produce requests are different: while one waits for its sync the next is
+appended, and their answers follow in order. A client with too much under way, or that does not read its answers, is
+not read from.
+
+What is not a request, asks for what was not announced, or says a size that cannot be, ends the connection: Kafka has
+no error for it. ApiVersions in an unknown version is answered in version 0, so that clients can choose again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+from collections import deque
+from collections.abc import Coroutine
+from struct import Struct as Layout
+from typing import TYPE_CHECKING, Any, Final
+
+from basaltmq.broker.users import User
+from basaltmq.errors import AccessRefusedError, AuthenticationError, BasaltError, MalformedRequestError
+from basaltmq.protocols.kafka import api as k
+from basaltmq.protocols.kafka import errors as e
+from basaltmq.protocols.kafka.desk import Later
+from basaltmq.protocols.kafka.schema import Fields
+from basaltmq.protocols.kafka.session import MECHANISMS, api_versions, read_plain
+
+if TYPE_CHECKING:
+    from basaltmq.protocols.kafka.server import Server
+
+UNAUTHENTICATED_BYTES_MAX: Final = 512 << 10
+UNDER_WAY_MAX: Final = 256
+"""Produce requests of one connection that wait for their sync."""
+
+UNDER_WAY_BYTES_MAX: Final = 64 << 20
+WRITE_HIGH_BYTES: Final = 4 << 20
+"""Unread answers above which nothing more is handled; a fetch may add one answer to it."""
+
+REFUSAL_DELAY_S: Final = 0.3
+"""A wrong password costs the guesser this long."""
+
+_SIZE: Final = Layout(">i")
+_OPEN: Final = frozenset((k.API_VERSIONS, k.SASL_HANDSHAKE, k.SASL_AUTHENTICATE))
+_log: Final = logging.getLogger(__name__)
+
+
+class Connection(asyncio.Protocol):
+    """A client's connection."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.client_id = ""
+        self.host = ""
+        self.name = "kafka client"
+        self.user: User | None = None
+        self.requests = 0
+        self.received_bytes = 0
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._may_enter = False
+        self._mechanism = ""
+        self._is_bare = False
+        """The next frame is bare PLAIN."""
+        self._step: asyncio.Task[None] | None = None
+        self._waiting: deque[tuple[asyncio.Task[list[bytes]], int]] = deque()
+        self._waiting_bytes = 0
+        self._is_full = False
+        self._is_paused = False
+        self._number = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._transport = transport
+        peer = transport.get_extra_info("peername") or ("", 0)
+        self.host = str(peer[0])
+        self.name = f"{peer[0]}:{peer[1]}"
+        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        access = self.server.settings.access
+        self._may_enter = access == "open" or (access == "loopback" and self._is_loopback())
+        if not self.server.joined(self):
+            transport.abort()
+            return
+        self._number = self.server.node.connections.add(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._buffer.clear()
+        self.server.node.connections.remove(self._number)
+        if self._step is not None:
+            self._step.cancel()
+        for task, _ in self._waiting:
+            task.cancel()
+        self._waiting.clear()
+        self.server.left(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.received_bytes += len(data)
+        self._buffer += data
+        self._pump()
+
+    def pause_writing(self) -> None:
+        self._is_full = True
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        self._pump()
+
+    def _pump(self) -> None:
+        """Handle whole frames while nothing stands in the way."""
+        try:
+            while self._transport is not None and not self._transport.is_closing():
+                if self._step is not None or self._is_full or self._has_enough():
+                    break
+                frame = self._next_frame()
+                if frame is None:
+                    break
+                self._handle(frame)
+        except MalformedRequestError as error:
+            self._end(str(error))
+        except Exception:
+            _log.exception("%s: a request failed", self.name)
+            self._end("an error of the broker's")
+        self._pace()
+
+    def _has_enough(self) -> bool:
+        return len(self._waiting) >= UNDER_WAY_MAX or self._waiting_bytes >= UNDER_WAY_BYTES_MAX
+
+    def _pace(self) -> None:
+        """Read from the socket only what can be handled soon."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        is_held = self._step is not None or self._is_full or self._has_enough()
+        should_pause = is_held and len(self._buffer) >= UNAUTHENTICATED_BYTES_MAX
+        if should_pause != self._is_paused:
+            self._is_paused = should_pause
+            if should_pause:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+
+    def _next_frame(self) -> bytes | None:
+        buffer = self._buffer
+        if len(buffer) < _SIZE.size:
+            return None
+        size = _SIZE.unpack_from(buffer)[0]
+        size_max = self.server.settings.request_bytes_max if self._may_enter else UNAUTHENTICATED_BYTES_MAX
+        if not 0 <= size <= size_max:
+            raise MalformedRequestError(f"a request of {size} bytes; up to {size_max} are taken")
+        end = _SIZE.size + size
+        if len(buffer) < end:
+            return None
+        with memoryview(buffer) as view:
+            frame = bytes(view[_SIZE.size : end])
+        del buffer[:end]
+        return frame
+
+    def _handle(self, frame: bytes) -> None:
+        if self._is_bare:
+            self._is_bare = False
+            self._begin(self._bare_plain(frame))
+            return
+        try:
+            request = k.decode_request(frame)
+        except k.UnsupportedVersionError as error:
+            if error.api.key != k.API_VERSIONS:
+                raise
+            self._send(k.encode_response(error.api, 0, error.correlation_id, api_versions(e.UNSUPPORTED_VERSION)))
+            return
+        self.requests += 1
+        self.client_id = request.client_id or ""
+        key = request.api.key
+        if key == k.API_VERSIONS:
+            self._answer(request, api_versions())
+        elif key == k.SASL_HANDSHAKE:
+            self._handshake(request)
+        elif key == k.SASL_AUTHENTICATE:
+            self._begin(self._authenticate(request))
+        elif not self._may_enter:
+            raise MalformedRequestError(f"{request.api.name} before authentication; set up SASL PLAIN")
+        else:
+            self._ask(request, len(frame))
+
+    def _ask(self, request: k.Request, size_bytes: int) -> None:
+        desk = self.server.desk()
+        answer = self.server.handlers[request.api.key](desk, self, request)
+        if isinstance(answer, Later):
+            self._waiting_bytes += size_bytes
+            task = asyncio.create_task(self._encoded(request, answer.answer))
+            self._waiting.append((task, size_bytes))
+            task.add_done_callback(self._one_is_done)
+        elif asyncio.iscoroutine(answer):
+            self._begin(self._awaited(request, answer))
+        elif answer is not None:
+            self._answer(request, answer)
+
+    async def _encoded(self, request: k.Request, answer: Coroutine[Any, Any, Fields | None]) -> list[bytes]:
+        body = await answer
+        return self._chunks(request, body)
+
+    def _chunks(self, request: k.Request, body: Fields | None) -> list[bytes]:
+        if body is None or (request.api.key == k.PRODUCE and request.body["acks"] == 0):
+            return []
+        return k.encode_response(request.api, request.version, request.correlation_id, body)
+
+    def _one_is_done(self, done: asyncio.Task[list[bytes]]) -> None:
+        while self._waiting and self._waiting[0][0].done():
+            task, size_bytes = self._waiting.popleft()
+            self._waiting_bytes -= size_bytes
+            if task.cancelled():
+                continue
+            error = task.exception()
+            if error is not None:
+                _log.error("%s: a produce request failed", self.name, exc_info=error)
+                self._end("an error of the broker's")
+                return
+            self._send(task.result())
+        self._pump()
+
+    def _begin(self, step: Coroutine[Any, Any, list[bytes]]) -> None:
+        """Something that holds what is behind it."""
+        self._step = asyncio.create_task(self._run(step))
+
+    async def _run(self, step: Coroutine[Any, Any, list[bytes]]) -> None:
+        try:
+            chunks = await step
+            while self._waiting:
+                await asyncio.wait([task for task, _ in self._waiting])
+                self._one_is_done(self._waiting[0][0]) if self._waiting else None
+            self._send(chunks)
+        except MalformedRequestError as error:
+            self._end(str(error))
+        except BasaltError as error:
+            self._end(str(error))
+        except Exception:
+            _log.exception("%s: a request failed", self.name)
+            self._end("an error of the broker's")
+        finally:
+            self._step = None
+        self._pump()
+
+    async def _awaited(self, request: k.Request, answer: Coroutine[Any, Any, Fields | None]) -> list[bytes]:
+        return self._chunks(request, await answer)
+
+    def _answer(self, request: k.Request, body: Fields) -> None:
+        chunks = self._chunks(request, body)
+        if self._waiting:
+            # Produce requests before it are not answered yet.
+            self._begin(_given(chunks))
+        else:
+            self._send(chunks)
+
+    def _send(self, chunks: list[bytes]) -> None:
+        if chunks and self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(chunks)
+
+    def _handshake(self, request: k.Request) -> None:
+        self._mechanism = request.body["mechanism"]
+        is_known = self._mechanism in MECHANISMS
+        self._is_bare = is_known and request.version == 0
+        code = e.NONE if is_known else e.UNSUPPORTED_SASL_MECHANISM
+        self._answer(request, {"error_code": code, "mechanisms": MECHANISMS})
+
+    async def _authenticate(self, request: k.Request) -> list[bytes]:
+        if self._mechanism not in MECHANISMS:
+            return self._chunks(request, {"error_code": e.ILLEGAL_SASL_STATE, "error_message": "handshake first"})
+        try:
+            await self._log_in(request.body["auth_bytes"])
+        except AuthenticationError as error:
+            _log.warning("%s: %s", self.name, error)
+            await asyncio.sleep(REFUSAL_DELAY_S)
+            self._send(self._chunks(request, {"error_code": e.SASL_AUTHENTICATION_FAILED, "error_message": str(error)}))
+            self._end("authentication failed")
+            return []
+        return self._chunks(request, {"error_message": None})
+
+    async def _bare_plain(self, raw: bytes) -> list[bytes]:
+        try:
+            await self._log_in(raw)
+        except AuthenticationError:
+            await asyncio.sleep(REFUSAL_DELAY_S)
+            raise
+        return [_SIZE.pack(0)]
+
+    async def _log_in(self, raw: bytes) -> None:
+        name, password = read_plain(raw)
+        node = self.server.node
+        user = await node.users.authenticate(name, password, peer_is_loopback=self._is_loopback())
+        try:
+            node.permissions.check_vhost(user, self.server.settings.vhost)
+        except AccessRefusedError as error:
+            raise AuthenticationError(str(error)) from error
+        self.user = user
+        self._may_enter = True
+
+    def check(self, kind: str, resource: str) -> None:
+        if self.user is not None:
+            self.server.node.permissions.check(self.user, self.server.settings.vhost, kind, resource)
+
+    def may(self, kind: str, resource: str) -> bool:
+        try:
+            self.check(kind, resource)
+        except AccessRefusedError:
+            return False
+        return True
+
+    def address(self) -> tuple[str, int]:
+        settings = self.server.settings
+        here = ("127.0.0.1", 0) if self._transport is None else self._transport.get_extra_info("sockname")
+        return settings.advertised_host or str(here[0]), settings.advertised_port or int(here[1])
+
+    def info(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "user": "" if self.user is None else self.user.name,
+            "vhost": self.server.settings.vhost,
+            "protocol": "Kafka",
+            "client_id": self.client_id,
+            "requests": self.requests,
+            "recv_oct": self.received_bytes,
+        }
+
+    def close(self, reason: str) -> None:
+        self._end(reason)
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _end(self, reason: str) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            _log.info("%s: closed: %s", self.name, reason)
+            self._buffer.clear()
+            self._transport.close()
+
+    def _is_loopback(self) -> bool:
+        try:
+            return ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
+        except ValueError:
+            return False
+
+
+async def _given(chunks: list[bytes]) -> list[bytes]:
+    return chunks

@@ -1,0 +1,122 @@
+"""What requests work with: one virtual host's stream plane, and what Kafka keeps beside it in memory.
+
+A desk lives as long as its virtual host is open. When that fails or is restarted, the next request finds another desk;
+groups then form again, and producers are known from what the log and the store hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, NamedTuple, Protocol
+
+from basaltmq.broker.guard import Guard
+from basaltmq.broker.node import Node
+from basaltmq.broker.vhost import VHost
+from basaltmq.errors import InvalidConfigError, TopicNotFoundError
+from basaltmq.protocols.kafka.api import Request
+from basaltmq.protocols.kafka.arrivals import Arrivals
+from basaltmq.protocols.kafka.groups import Groups
+from basaltmq.protocols.kafka.producers import Producers
+from basaltmq.protocols.kafka.schema import Fields
+from basaltmq.streams.durability import Durability
+from basaltmq.streams.plane import StreamPlane
+from basaltmq.streams.segment_engine import SegmentEngine
+from basaltmq.streams.topics import Topic
+
+NODE_ID: Final = 1
+"""There is one broker, and this is its number."""
+
+
+class Settings(NamedTuple):
+    """What the listener was told."""
+
+    vhost: str = "/"
+    advertised_host: str = ""
+    """How clients reach the broker; empty takes the address they came in by."""
+    advertised_port: int = 0
+    auto_create: bool = True
+    partitions: int = 1
+    durability: Durability = Durability.SYNCED
+    access: str = "loopback"
+    cluster_id: str = "basalt"
+    request_bytes_max: int = 100 << 20
+    connections_max: int = 10_000
+
+
+class Client(Protocol):
+    """Who asks."""
+
+    client_id: str
+    host: str
+
+    def address(self) -> tuple[str, int]:
+        """How this client reaches the broker."""
+        ...
+
+    def check(self, kind: str, resource: str) -> None:
+        """AccessRefusedError unless it may configure, write or read the resource."""
+        ...
+
+    def may(self, kind: str, resource: str) -> bool: ...
+
+
+class Later(NamedTuple):
+    """An answer that is on its way; the requests after it need not wait for it."""
+
+    answer: Coroutine[Any, Any, Fields | None]
+
+
+Answer = Fields | Later | Coroutine[Any, Any, Fields] | None
+"""At once; on its way; on its way with everything after it held; none at all."""
+
+Handler = Callable[["Desk", Client, Request], Answer]
+
+
+class Desk:
+    """One virtual host, for Kafka's requests."""
+
+    def __init__(self, node: Node, vhost: VHost, settings: Settings) -> None:
+        self.node = node
+        self.vhost = vhost
+        self.settings = settings
+        self.plane: StreamPlane = vhost.streams.plane
+        self.arrivals = Arrivals()
+        self.groups = Groups()
+        self.producers = Producers(vhost.store)
+        self._stop_listening = vhost.streams.on_visible(self._came)
+
+    def close(self) -> None:
+        self._stop_listening()
+        self.groups.close()
+        if self.vhost.is_up:
+            with self.guard():
+                self.producers.close()
+
+    def guard(self) -> Guard:
+        return Guard(self.vhost)
+
+    def topic(self, name: str) -> Topic:
+        return self.plane.topics.get(name)
+
+    def engine(self, topic: Topic, partition: int) -> tuple[SegmentEngine, int]:
+        """Who keeps a partition, and its shard."""
+        if not 0 <= partition < len(topic.shards):
+            raise TopicNotFoundError(f"topic {topic.name!r} has no partition {partition}")
+        engine, shard = self.plane.drivers.route(topic, partition)
+        if not isinstance(engine, SegmentEngine):
+            raise InvalidConfigError(
+                f"topic {topic.name!r} is kept by the engine {topic.config.engine.value}; Kafka's clients need segment"
+            )
+        return engine, shard
+
+    def is_queue(self, topic: str) -> bool:
+        """Does a stream queue of AMQP keep its messages in this topic?"""
+        queue = self.vhost.queues.by_name.get(topic)
+        return queue is not None and queue.is_stream
+
+    def _came(self, topic: str) -> None:
+        found = self.plane.topics.find(topic)
+        if found is not None:
+            for shard in found.shards:
+                # How much is not known; whoever waits looks for themselves.
+                self.arrivals.came(shard, 1 << 30)

@@ -1,0 +1,135 @@
+"""Fetch: batches as they lie in the log, handed to the socket as they are.
+
+A fetch that finds less than `min_bytes` waits, registered with the shards it asked for, until so much has come or its
+time is over. One that meets an error answers at once. There are no fetch sessions: every request says all it wants,
+and clients are told so by a session id of zero.
+
+Consumers go on behind the last batch they were given. Where nothing is left of what was written (deleted, expired) they
+get an empty batch that takes up those offsets, or they would ask for them for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from basaltmq.broker.permissions import READ
+from basaltmq.errors import BasaltError, DamagedFrameError, OffsetOutOfRangeError
+from basaltmq.log.kafka import empty_batch, read_header
+from basaltmq.protocols.kafka import errors as e
+from basaltmq.protocols.kafka.api import Request
+from basaltmq.protocols.kafka.arrivals import Wait
+from basaltmq.protocols.kafka.desk import Answer, Client, Desk
+from basaltmq.protocols.kafka.schema import Fields
+
+ANSWER_BYTES_MAX: Final = 55 << 20
+"""Of one answer, whatever is asked for: Kafka's default."""
+
+WAIT_MS_MAX: Final = 60_000
+_DELTA_MAX: Final = (1 << 31) - 1
+
+
+class _Found:
+    """What one look brought."""
+
+    __slots__ = ("body", "has_error", "shards", "size_bytes")
+
+    def __init__(self) -> None:
+        self.body: Fields = {}
+        self.size_bytes = 0
+        self.has_error = False
+        self.shards: list[int] = []
+
+
+def fetch(desk: Desk, client: Client, request: Request) -> Answer:
+    body = request.body
+    if body["session_id"] != 0 and body["session_epoch"] > 0:
+        return {"error_code": e.FETCH_SESSION_ID_NOT_FOUND}
+    found = _look(desk, client, body)
+    if _is_enough(found, body) or body["max_wait_ms"] <= 0 or not found.shards:
+        return found.body
+    return _waited(desk, client, body, found)
+
+
+def _is_enough(found: _Found, body: Fields) -> bool:
+    return found.has_error or found.size_bytes >= body["min_bytes"]
+
+
+async def _waited(desk: Desk, client: Client, body: Fields, found: _Found) -> Fields:
+    loop = asyncio.get_running_loop()
+    until = loop.time() + min(body["max_wait_ms"], WAIT_MS_MAX) / 1000
+    while not _is_enough(found, body) and loop.time() < until:
+        came: asyncio.Future[None] = loop.create_future()
+
+        def wake(came: asyncio.Future[None] = came) -> None:
+            if not came.done():
+                came.set_result(None)
+
+        wait = Wait(found.shards, body["min_bytes"] - found.size_bytes, wake)
+        desk.arrivals.add(wait)
+        timer = loop.call_at(until, wake)
+        try:
+            await came
+        finally:
+            timer.cancel()
+            desk.arrivals.remove(wait)
+        if not desk.vhost.is_up:
+            break
+        found = _look(desk, client, body)
+    return found.body
+
+
+def _look(desk: Desk, client: Client, body: Fields) -> _Found:
+    found = _Found()
+    left = min(body["max_bytes"], ANSWER_BYTES_MAX)
+    topics = []
+    for topic in body["topics"]:
+        partitions = []
+        for each in topic["partitions"]:
+            answer = _partition(desk, client, topic["topic"], each, left - found.size_bytes, found)
+            found.has_error = found.has_error or "error_code" in answer
+            partitions.append(answer)
+        topics.append({"topic": topic["topic"], "partitions": partitions})
+    found.body = {"topics": topics}
+    return found
+
+
+def _partition(desk: Desk, client: Client, name: str, asked: Fields, left: int, found: _Found) -> Fields:
+    partition, offset = asked["partition"], asked["fetch_offset"]
+    answer: Fields = {"partition": partition, "records": b""}
+    try:
+        client.check(READ, name)
+        engine, shard = desk.engine(desk.topic(name), partition)
+        found.shards.append(shard)
+        if left <= 0:
+            info = engine.shard_info(shard)
+            return answer | _marks(info.start_offset, info.high_watermark)
+        read = engine.read_kafka(shard, offset, min(left, asked["partition_max_bytes"]))
+        if offset > read.high_watermark and offset > engine.shard_info(shard).next_offset:
+            raise OffsetOutOfRangeError(shard, offset, read.start_offset, read.high_watermark)
+        batches = read.batches
+        if read.next_offset > offset and not (batches and _last_offset(batches[-1]) >= offset):
+            batches = [empty_batch(offset, min(read.next_offset - 1 - offset, _DELTA_MAX))]
+        size_bytes = sum(map(len, batches))
+        if found.size_bytes and size_bytes > left:
+            # Not the first: what is too large waits for its turn.
+            size_bytes, batches = 0, []
+        found.size_bytes += size_bytes
+        return answer | _marks(read.start_offset, read.high_watermark) | {"records": batches}
+    except OffsetOutOfRangeError as error:
+        marks = _marks(error.earliest, error.latest)
+        return answer | marks | {"error_code": e.OFFSET_OUT_OF_RANGE}
+    except DamagedFrameError:
+        return answer | {"error_code": e.CORRUPT_MESSAGE}
+    except BasaltError as error:
+        code = e.OFFSET_OUT_OF_RANGE if offset < 0 else e.code_of(error)
+        return answer | {"error_code": code}
+
+
+def _last_offset(batch: bytes) -> int:
+    header = read_header(batch)
+    return header.base_offset + header.last_offset_delta
+
+
+def _marks(start: int, high_watermark: int) -> Fields:
+    return {"high_watermark": high_watermark, "last_stable_offset": high_watermark, "log_start_offset": start}

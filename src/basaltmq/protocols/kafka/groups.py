@@ -1,0 +1,318 @@
+"""Requests of consumer groups: members here, in memory; offsets in the plane's store, durable before the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from basaltmq.broker.permissions import READ
+from basaltmq.errors import BasaltError
+from basaltmq.protocols.kafka import errors as e
+from basaltmq.protocols.kafka.api import Request
+from basaltmq.protocols.kafka.group import Group, State
+from basaltmq.protocols.kafka.schema import Fields
+from basaltmq.streams.offsets import METADATA_BYTES_MAX, Commit, PersistentOffsets, TopicPartition
+
+if TYPE_CHECKING:
+    from basaltmq.protocols.kafka.desk import Answer, Client, Desk
+
+LISTED_MAX: Final = 10_000
+GROUP: Final = 0
+NAME_BYTES_MAX: Final = 1024
+
+_CONSUMER: Final = "consumer"
+
+
+class Groups:
+    """The groups that have members."""
+
+    def __init__(self, new_id: Callable[[str], str] = lambda client: f"{client}-{uuid.uuid4()}") -> None:
+        self._new_id = new_id
+        self.by_name: dict[str, Group] = {}
+
+    def get(self, name: str) -> Group | None:
+        return self.by_name.get(name)
+
+    def make(self, name: str) -> Group:
+        found = self.by_name.get(name)
+        if found is None:
+            found = self.by_name[name] = Group(name, self._new_id, self.discard)
+        return found
+
+    def discard(self, group: Group) -> None:
+        if self.by_name.get(group.name) is group:
+            del self.by_name[group.name]
+
+    def close(self) -> None:
+        for group in list(self.by_name.values()):
+            group.close()
+        self.by_name.clear()
+
+
+def _refusal(client: Client, group: str) -> int:
+    if not group or len(group.encode()) > NAME_BYTES_MAX:
+        return e.INVALID_GROUP_ID
+    return e.NONE if client.may(READ, group) else e.GROUP_AUTHORIZATION_FAILED
+
+
+async def join_group(desk: Desk, client: Client, request: Request) -> Fields:
+    body = request.body
+    refused = _refusal(client, body["group_id"])
+    if refused:
+        return {"error_code": refused, "member_id": body["member_id"]}
+    if body["member_id"] and desk.groups.get(body["group_id"]) is None:
+        return {"error_code": e.UNKNOWN_MEMBER_ID, "member_id": body["member_id"]}
+    group = desk.groups.make(body["group_id"])
+    answer = await group.join(body, request.version, client.client_id, client.host)
+    if not group.members and not group.has_pending:
+        desk.groups.discard(group)
+    return answer
+
+
+async def sync_group(desk: Desk, client: Client, request: Request) -> Fields:
+    refused = _refusal(client, request.body["group_id"])
+    group = desk.groups.get(request.body["group_id"])
+    if refused or group is None:
+        return {"error_code": refused or e.UNKNOWN_MEMBER_ID}
+    return await group.sync(request.body)
+
+
+def heartbeat(desk: Desk, client: Client, request: Request) -> Answer:
+    body = request.body
+    refused = _refusal(client, body["group_id"])
+    group = desk.groups.get(body["group_id"])
+    if refused or group is None:
+        return {"error_code": refused or e.UNKNOWN_MEMBER_ID}
+    return {"error_code": group.heartbeat(body["member_id"], body["group_instance_id"], body["generation_id"])}
+
+
+def leave_group(desk: Desk, client: Client, request: Request) -> Answer:
+    body = request.body
+    refused = _refusal(client, body["group_id"])
+    if refused:
+        return {"error_code": refused}
+    group = desk.groups.get(body["group_id"])
+    if request.version <= 2:
+        return {"error_code": e.UNKNOWN_MEMBER_ID if group is None else group.leave(body["member_id"], None)}
+    members = []
+    for each in body["members"]:
+        code = e.UNKNOWN_MEMBER_ID
+        if group is not None:
+            code = group.leave(each["member_id"], each["group_instance_id"])
+        members.append(
+            {
+                "member_id": each["member_id"],
+                "group_instance_id": each["group_instance_id"],
+                "error_code": code,
+            }
+        )
+    return {"members": members}
+
+
+async def offset_commit(desk: Desk, client: Client, request: Request) -> Fields:
+    body = request.body
+    code = _refusal(client, body["group_id"])
+    if not code:
+        group = desk.groups.get(body["group_id"])
+        if group is not None:
+            code = group.wrong_commit(body["member_id"], body["group_instance_id"], body["generation_id"])
+        elif body["generation_id"] >= 0:
+            code = e.ILLEGAL_GENERATION
+    commits: dict[TopicPartition, int | Commit] = {}
+    topics = []
+    for topic in body["topics"]:
+        found = desk.plane.topics.find(topic["name"]) if client.may(READ, topic["name"]) else None
+        partitions = []
+        for each in topic["partitions"]:
+            wrong = code or _wrong_commit(each, 0 if found is None else found.config.partitions)
+            if found is not None and not wrong:
+                commits[found.id, each["partition_index"]] = Commit(
+                    each["committed_offset"],
+                    epoch=each["committed_leader_epoch"],
+                    metadata=each["committed_metadata"] or "",
+                )
+            partitions.append({"partition_index": each["partition_index"], "error_code": wrong})
+        topics.append({"name": topic["name"], "partitions": partitions})
+    answer: Fields = {"topics": topics}
+    if commits:
+        try:
+            await _commit(desk, body["group_id"], commits)
+        except BasaltError as error:
+            failed = e.code_of(error)
+            for each in (each for topic in topics for each in topic["partitions"]):
+                each["error_code"] = each["error_code"] or failed
+    return answer
+
+
+def _wrong_commit(asked: Fields, partitions: int) -> int:
+    if not 0 <= asked["partition_index"] < partitions:
+        return e.UNKNOWN_TOPIC_OR_PARTITION
+    if asked["committed_offset"] < 0:
+        return e.OFFSET_OUT_OF_RANGE
+    if len((asked["committed_metadata"] or "").encode()) > METADATA_BYTES_MAX:
+        return e.OFFSET_METADATA_TOO_LARGE
+    return e.NONE
+
+
+async def _commit(desk: Desk, group: str, commits: dict[TopicPartition, int | Commit]) -> None:
+    offsets = desk.plane.offsets
+    with desk.guard():
+        if isinstance(offsets, PersistentOffsets):
+            await offsets.commit_async(group, commits)
+        else:
+            await asyncio.to_thread(offsets.commit, group, commits)
+
+
+def offset_fetch(desk: Desk, client: Client, request: Request) -> Answer:
+    body = request.body
+    if request.version < 8:
+        topics, code = _committed(desk, client, body["group_id"], body["topics"])
+        return {"topics": topics, "error_code": code}
+    groups = []
+    for each in body["groups"]:
+        topics, code = _committed(desk, client, each["group_id"], each["topics"])
+        groups.append({"group_id": each["group_id"], "topics": topics, "error_code": code})
+    return {"groups": groups}
+
+
+def _committed(desk: Desk, client: Client, group: str, wanted: list[Fields] | None) -> tuple[list[Fields], int]:
+    refused = _refusal(client, group)
+    if refused:
+        return [], refused
+    with desk.guard():
+        if wanted is None:
+            return _all_committed(desk, client, group), e.NONE
+        found: list[Fields] = []
+        for asked in wanted:
+            topic = desk.plane.topics.find(asked["name"]) if client.may(READ, asked["name"]) else None
+            known: dict[TopicPartition, Commit] = {}
+            if topic is not None:
+                places = [(topic.id, each) for each in asked["partition_indexes"] if each >= 0]
+                known = desk.plane.offsets.committed(group, places)
+            partitions = [
+                _shown(each, None if topic is None else known.get((topic.id, each)))
+                for each in asked["partition_indexes"]
+            ]
+            found.append({"name": asked["name"], "partitions": partitions})
+        return found, e.NONE
+
+
+def _all_committed(desk: Desk, client: Client, group: str) -> list[Fields]:
+    by_topic: dict[str, list[Fields]] = {}
+    for (topic_id, partition), commit in desk.plane.offsets.of_group(group).items():
+        topic = desk.plane.topics.by_id(topic_id)
+        if topic is not None and client.may(READ, topic.name):
+            by_topic.setdefault(topic.name, []).append(_shown(partition, commit))
+    return [{"name": name, "partitions": partitions} for name, partitions in by_topic.items()]
+
+
+def _shown(partition: int, commit: Commit | None) -> Fields:
+    if commit is None:
+        return {"partition_index": partition}
+    return {
+        "partition_index": partition,
+        "committed_offset": commit.offset,
+        "committed_leader_epoch": commit.epoch,
+        "metadata": commit.metadata,
+    }
+
+
+def describe_groups(desk: Desk, client: Client, request: Request) -> Answer:
+    return {"groups": [_described(desk, client, name) for name in request.body["groups"]]}
+
+
+def _described(desk: Desk, client: Client, name: str) -> Fields:
+    refused = _refusal(client, name)
+    if refused:
+        return {"group_id": name, "error_code": refused}
+    group = desk.groups.get(name)
+    if group is None:
+        with desk.guard():
+            has_offsets = bool(desk.plane.offsets.of_group(name))
+        state = State.EMPTY if has_offsets else State.DEAD
+        return {"group_id": name, "group_state": state.value, "protocol_type": _CONSUMER if has_offsets else ""}
+    return {
+        "group_id": name,
+        "group_state": group.state.value,
+        "protocol_type": group.protocol_type,
+        "protocol_data": group.protocol,
+        "members": [
+            {
+                "member_id": each.id,
+                "group_instance_id": each.instance,
+                "client_id": each.client_id,
+                "client_host": each.host,
+                "member_metadata": each.protocols.get(group.protocol, b""),
+                "member_assignment": each.assignment,
+            }
+            for each in group.members.values()
+        ],
+    }
+
+
+def list_groups(desk: Desk, client: Client, request: Request) -> Answer:
+    wanted = {each.lower() for each in request.body["states_filter"]}
+    rows = {
+        name: {"group_id": name, "protocol_type": group.protocol_type, "group_state": group.state.value}
+        for name, group in desk.groups.by_name.items()
+    }
+    with desk.guard():
+        for name in desk.plane.offsets.groups():
+            rows.setdefault(name, {"group_id": name, "protocol_type": _CONSUMER, "group_state": State.EMPTY.value})
+            if len(rows) >= LISTED_MAX:
+                break
+    return {
+        "groups": [
+            row
+            for name, row in rows.items()
+            if client.may(READ, name) and (not wanted or str(row["group_state"]).lower() in wanted)
+        ]
+    }
+
+
+async def delete_groups(desk: Desk, client: Client, request: Request) -> Fields:
+    results = []
+    for name in request.body["groups_names"]:
+        code = _refusal(client, name)
+        group = desk.groups.get(name)
+        if not code and group is not None and group.members:
+            code = e.NON_EMPTY_GROUP
+        if not code:
+            with desk.guard():
+                gone = await asyncio.to_thread(desk.plane.offsets.delete, name)
+            code = e.NONE if gone or group is not None else e.GROUP_ID_NOT_FOUND
+        results.append({"group_id": name, "error_code": code})
+    return {"results": results}
+
+
+async def offset_delete(desk: Desk, client: Client, request: Request) -> Fields:
+    body = request.body
+    code = _refusal(client, body["group_id"])
+    if code:
+        return {"error_code": code}
+    group = desk.groups.get(body["group_id"])
+    if group is None and not desk.plane.offsets.of_group(body["group_id"]):
+        return {"error_code": e.GROUP_ID_NOT_FOUND}
+    topics: list[Fields] = []
+    going: set[TopicPartition] = set()
+    for asked in body["topics"]:
+        topic = desk.plane.topics.find(asked["name"]) if client.may(READ, asked["name"]) else None
+        partitions: list[dict[str, Any]] = []
+        for each in asked["partitions"]:
+            at = each["partition_index"]
+            wrong = e.NONE
+            if topic is None or not 0 <= at < topic.config.partitions:
+                wrong = e.UNKNOWN_TOPIC_OR_PARTITION
+            elif group is not None and group.members:
+                # Which topics its members read is in metadata of their own making; with members, all count as read.
+                wrong = e.GROUP_SUBSCRIBED_TO_TOPIC
+            else:
+                going.add((topic.id, at))
+            partitions.append({"partition_index": at, "error_code": wrong})
+        topics.append({"name": asked["name"], "partitions": partitions})
+    if going:
+        with desk.guard():
+            await asyncio.to_thread(desk.plane.offsets.delete, body["group_id"], going)
+    return {"topics": topics}

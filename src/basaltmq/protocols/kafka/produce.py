@@ -1,0 +1,179 @@
+"""Produce: batches go to the log as they came, with their offsets put in; nobody looks into them.
+
+    acks all   answered when the batch is as durable as its topic says (`basalt.durability`, synced by default)
+    acks 1     answered after the write
+    acks 0     not answered
+
+Requests of one connection are appended in the order they came, and answered in that order; those behind one that waits
+for its sync do not wait to be appended, so that one sync serves many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from basaltmq.broker.permissions import WRITE
+from basaltmq.errors import BasaltError, CorruptionError, StorageError, StoreStalledError
+from basaltmq.log import codecs
+from basaltmq.log.kafka import CONTROL, HEADER_BYTES, MAGIC, TRANSACTIONAL, KafkaHeader, read_header
+from basaltmq.protocols.kafka import errors as e
+from basaltmq.protocols.kafka.api import Request
+from basaltmq.protocols.kafka.desk import Answer, Client, Desk, Later
+from basaltmq.protocols.kafka.errors import Refused
+from basaltmq.protocols.kafka.schema import Fields
+from basaltmq.streams.adapter import Append
+from basaltmq.streams.durability import Durability
+from basaltmq.streams.segment_engine import SegmentEngine
+
+ALL: Final = -1
+HELD_MS_MAX: Final = 10_000
+"""How long a producer waits for an alarm to end before it is told to try again."""
+
+HELD_LOOK_S: Final = 0.05
+ZSTD_SINCE: Final = 7
+_MAGIC_AT: Final = 16
+
+Pending = tuple[Fields, SegmentEngine, Append, int]
+"""An answer, who has the batch, where, and its size."""
+
+
+def produce(desk: Desk, client: Client, request: Request) -> Answer:
+    if desk.node.alarms.reason(desk.vhost.name) is not None:
+        return _held(desk, client, request)
+    return _appended(desk, client, request)
+
+
+async def _held(desk: Desk, client: Client, request: Request) -> Any:
+    loop = asyncio.get_running_loop()
+    until = loop.time() + min(max(0, request.body["timeout_ms"]), HELD_MS_MAX) / 1000
+    while desk.node.alarms.reason(desk.vhost.name) is not None:
+        if loop.time() >= until:
+            reason = desk.node.alarms.reason(desk.vhost.name)
+            return None if request.body["acks"] == 0 else _all_refused(request, e.REQUEST_TIMED_OUT, reason)
+        await asyncio.sleep(HELD_LOOK_S)
+    answer = _appended(desk, client, request)
+    return await answer.answer if isinstance(answer, Later) else answer
+
+
+def _all_refused(request: Request, code: int, message: str | None) -> Fields:
+    return {
+        "topics": [
+            {
+                "name": topic["name"],
+                "partitions": [
+                    {"index": each["index"], "error_code": code, "error_message": message}
+                    for each in topic["partitions"]
+                ],
+            }
+            for topic in request.body["topics"]
+        ]
+    }
+
+
+def _appended(desk: Desk, client: Client, request: Request) -> Fields | Later | None:
+    acks = request.body["acks"]
+    if acks not in {ALL, 0, 1}:
+        return _all_refused(request, e.INVALID_REQUIRED_ACKS, f"acks is 0, 1 or all, not {acks}")
+    level = None if acks == ALL else Durability.WRITTEN
+    waiting: list[Pending] = []
+    topics = []
+    for topic in request.body["topics"]:
+        partitions = []
+        for each in topic["partitions"]:
+            answer: Fields = {"index": each["index"]}
+            partitions.append(answer)
+            try:
+                _append(desk, client, topic["name"], each, request.version, level, answer, waiting)
+            except Refused as refused:
+                answer |= {"error_code": refused.code, "error_message": str(refused)}
+            except CorruptionError as error:
+                answer |= {"error_code": e.CORRUPT_MESSAGE, "error_message": str(error)}
+            except BasaltError as error:
+                if isinstance(error, StorageError) and not isinstance(error, StoreStalledError):
+                    desk.vhost.fail(error)
+                answer |= {"error_code": e.code_of(error), "error_message": str(error)}
+        topics.append({"name": topic["name"], "partitions": partitions})
+    body: Fields = {"topics": topics}
+    if not waiting:
+        return None if acks == 0 else body
+    futures = [engine.confirmed(append) for _, engine, append, _ in waiting if append.durability is Durability.SYNCED]
+    if not futures:
+        _came(desk, waiting)
+        return None if acks == 0 else body
+    return Later(_confirmed(desk, body, waiting, futures))
+
+
+def _append(
+    desk: Desk,
+    client: Client,
+    name: str,
+    asked: Fields,
+    version: int,
+    level: Durability | None,
+    answer: Fields,
+    waiting: list[Pending],
+) -> None:
+    raw = asked["records"]
+    client.check(WRITE, name)
+    topic = desk.topic(name)
+    engine, shard = desk.engine(topic, asked["index"])
+    header = _checked(raw, version, topic.config.record_bytes_max)
+    if level is not None and topic.config.level is Durability.MEMORY:
+        level = None
+    if header.producer_id >= 0:
+        before = desk.producers.check(engine, shard, header)
+        if before is not None:
+            # Sent again because its answer was lost: it is there, and answered when it is durable.
+            answer["base_offset"] = before
+            wanted = topic.config.level if level is None else level
+            waiting.append((answer, engine, Append(shard, before, before, wanted, 0), 0))
+            return
+    append = engine.append_kafka(shard, raw, level)
+    if header.producer_id >= 0:
+        desk.producers.appended(shard, header, append.base_offset)
+    answer["base_offset"] = append.base_offset
+    answer["log_start_offset"] = engine.state_of(shard).start_offset
+    waiting.append((answer, engine, append, len(raw)))
+
+
+def _checked(raw: bytes | None, version: int, size_bytes_max: int) -> KafkaHeader:
+    """The header of a batch that may be appended; its checksum is looked at when it is."""
+    if not raw or len(raw) <= _MAGIC_AT:
+        raise Refused(e.INVALID_RECORD, "a produce request without records")
+    if raw[_MAGIC_AT] != MAGIC:
+        raise Refused(
+            e.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+            f"records in format {raw[_MAGIC_AT]}; this broker takes {MAGIC}, which clients speak since 0.11",
+        )
+    if len(raw) < HEADER_BYTES:
+        raise Refused(e.CORRUPT_MESSAGE, f"{len(raw)} bytes are too few for a record batch")
+    header = read_header(raw)
+    if header.size_bytes < len(raw) and header.batch_length > 0:
+        raise Refused(e.INVALID_RECORD, "a partition of a produce request holds one batch, not several")
+    if len(raw) > size_bytes_max:
+        raise Refused(e.MESSAGE_TOO_LARGE, f"a batch of {len(raw)} bytes; max.message.bytes is {size_bytes_max}")
+    if header.attributes & CONTROL:
+        raise Refused(e.INVALID_RECORD, "clients do not write control batches")
+    if header.attributes & TRANSACTIONAL:
+        raise Refused(e.INVALID_RECORD, "transactions are not served here")
+    if header.codec not in codecs.NAMES or (header.codec == codecs.ZSTD and version < ZSTD_SINCE):
+        raise Refused(e.UNSUPPORTED_COMPRESSION_TYPE, f"compression {header.codec} in a request of version {version}")
+    return header
+
+
+async def _confirmed(desk: Desk, body: Fields, waiting: list[Pending], futures: list[asyncio.Future[None]]) -> Fields:
+    for done in await asyncio.gather(*futures, return_exceptions=True):
+        if isinstance(done, BaseException):
+            if isinstance(done, StorageError):
+                desk.vhost.fail(done)
+            for answer, _, _, _ in waiting:
+                answer |= {"error_code": e.code_of(done), "error_message": str(done), "base_offset": -1}
+            return body
+    _came(desk, waiting)
+    return body
+
+
+def _came(desk: Desk, waiting: list[Pending]) -> None:
+    for _, _, append, size_bytes in waiting:
+        desk.arrivals.came(append.shard, size_bytes)

@@ -1,0 +1,223 @@
+"""Idempotent producers: every batch once and in order, though clients send again what they heard no answer to.
+
+A producer numbers its records by partition. For each the last batches are remembered, with their offsets: one of them
+again is answered with the offset it has; one that does not follow the last is refused.
+
+What is known is in memory. It outlives the process through the log itself, because the numbers are in the headers of
+the batches, and through a row per shard that says where in the log to begin reading them:
+
+    0      ->  | first id not given out u64 |
+    shard  ->  | version u8 | next offset u64 | count u32 | producer* |
+               | producer id i64 | epoch i16 | batches u8 | (first sequence i32 | last sequence i32 | offset i64)* |
+
+The row is written before a shard's first idempotent batch in a process, then every ROW_EVERY of them. Ids are given
+out in blocks, durable before use: none is given out twice.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from struct import Struct as Layout
+from typing import Final
+
+from basaltmq.errors import CorruptionError
+from basaltmq.log.kafka import KafkaHeader, read_header
+from basaltmq.protocols.kafka import errors as e
+from basaltmq.protocols.kafka.errors import Refused
+from basaltmq.store import keys
+from basaltmq.store.api import Store
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+from basaltmq.streams.segment_engine import SegmentEngine
+
+BATCHES_KEPT: Final = 5
+"""A producer has at most five requests under way."""
+
+PRODUCERS_MAX: Final = 5_000
+"""By shard; the one that was silent longest is forgotten."""
+
+ROW_EVERY: Final = 500
+"""Batches of a shard between two rows: as many are read again after a crash."""
+
+UNKNOWN_REREAD: Final = 10_000
+"""Offsets read again at most where no row says where to begin."""
+
+BLOCK: Final = 1_000
+"""Producer ids made durable at once."""
+
+NO_SHARD: Final = 0
+"""Under it stands the first id that was not given out."""
+
+READ_BYTES: Final = 8 << 20
+SEQUENCE_MASK: Final = 0x7FFFFFFF
+ROW_VERSION: Final = 1
+
+_HEAD: Final = Layout(">BQI")
+_PRODUCER: Final = Layout(">qhB")
+_BATCH: Final = Layout(">iiq")
+_NEXT: Final = Layout(">Q")
+
+
+class Producer:
+    """One producer in one shard."""
+
+    __slots__ = ("batches", "epoch")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.batches: deque[tuple[int, int, int]] = deque(maxlen=BATCHES_KEPT)
+        """(first sequence, last sequence, offset), oldest first."""
+
+    def took(self, header: KafkaHeader, base_offset: int) -> None:
+        if header.producer_epoch != self.epoch:
+            self.epoch = header.producer_epoch
+            self.batches.clear()
+        last = (header.base_sequence + header.last_offset_delta) & SEQUENCE_MASK
+        self.batches.append((header.base_sequence, last, base_offset))
+
+
+Known = OrderedDict[int, Producer]
+
+
+class Producers:
+    """The producers of one virtual host."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        raw = store.get(Family.PRODUCERS, keys.producers_key(NO_SHARD))
+        self._next_id = self._block_end = self._first_id = _NEXT.unpack(raw)[0] if raw else 0
+        self._shards: dict[int, Known] = {}
+        self._since_row: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
+
+    def next_id(self) -> tuple[int, bool]:
+        """An id nobody had; and whether it may be used only when what was written is durable."""
+        has_written = self._next_id >= self._block_end
+        if has_written:
+            self._block_end = self._next_id + BLOCK
+            batch = Batch()
+            batch.put(Family.PRODUCERS, keys.producers_key(NO_SHARD), _NEXT.pack(self._block_end))
+            self._store.write(batch)
+        self._next_id += 1
+        return self._next_id - 1, has_written
+
+    def check(self, engine: SegmentEngine, shard: int, header: KafkaHeader) -> int | None:
+        """The offset of a batch that is there already; None for one to be appended; Refused for any other."""
+        known = self._shards.get(shard)
+        if known is None:
+            known = self._opened(engine, shard, header)
+        if header.base_sequence < 0 or header.producer_epoch < 0:
+            raise Refused(e.INVALID_RECORD, "a batch of an idempotent producer has a sequence and an epoch")
+        producer = known.get(header.producer_id)
+        if producer is None:
+            return None
+        return _place_of(producer, header)
+
+    def appended(self, shard: int, header: KafkaHeader, base_offset: int) -> None:
+        """A batch that was checked has its offset."""
+        known = self._shards[shard]
+        producer = known.get(header.producer_id)
+        if producer is None:
+            producer = known[header.producer_id] = Producer(header.producer_epoch)
+            if len(known) > PRODUCERS_MAX:
+                known.popitem(last=False)
+        else:
+            known.move_to_end(header.producer_id)
+        producer.took(header, base_offset)
+        self._ends[shard] = base_offset + header.last_offset_delta + 1
+        self._since_row[shard] += 1
+        if self._since_row[shard] >= ROW_EVERY:
+            self._write_row(shard)
+
+    def close(self) -> None:
+        """Write the rows of shards that have gone on."""
+        for shard, since in self._since_row.items():
+            if since:
+                self._write_row(shard)
+
+    def _write_row(self, shard: int) -> None:
+        self._since_row[shard] = 0
+        batch = Batch()
+        batch.put(Family.PRODUCERS, keys.producers_key(shard), encode_row(self._ends[shard], self._shards[shard]))
+        self._store.write(batch)
+
+    def _opened(self, engine: SegmentEngine, shard: int, header: KafkaHeader) -> Known:
+        """What is known when a shard meets its first idempotent batch in this process."""
+        raw = self._store.get(Family.PRODUCERS, keys.producers_key(shard))
+        known = Known()
+        if raw is not None or header.producer_id < self._first_id:
+            known = self._recovered(engine, shard, raw)
+        self._shards[shard] = known
+        self._ends[shard] = engine.shard_info(shard).high_watermark
+        # Before the batch, so that where there is one there is a row.
+        self._write_row(shard)
+        return known
+
+    def _recovered(self, engine: SegmentEngine, shard: int, raw: bytes | None) -> Known:
+        """What earlier processes appended: from the row, and from the headers of the batches behind it."""
+        info = engine.shard_info(shard)
+        at, known = (0, Known()) if raw is None else decode_row(raw)
+        if raw is None or at > info.next_offset:
+            # A power loss may have taken back what the row counts on.
+            at, known = info.next_offset - UNKNOWN_REREAD, Known()
+        at = max(at, info.start_offset)
+        while at < info.high_watermark:
+            read = engine.read_kafka(shard, at, READ_BYTES)
+            for batch in read.batches:
+                header = read_header(batch)
+                if header.base_offset >= at and header.producer_id >= 0:
+                    producer = known.setdefault(header.producer_id, Producer(header.producer_epoch))
+                    producer.took(header, header.base_offset)
+            if read.next_offset <= at:
+                break
+            at = read.next_offset
+        return known
+
+
+def _place_of(producer: Producer, header: KafkaHeader) -> int | None:
+    if header.producer_epoch < producer.epoch:
+        raise Refused(
+            e.INVALID_PRODUCER_EPOCH, f"epoch {header.producer_epoch} of a producer that is at {producer.epoch}"
+        )
+    if header.producer_epoch > producer.epoch or not producer.batches:
+        if header.base_sequence != 0 and header.producer_epoch > producer.epoch:
+            raise Refused(e.OUT_OF_ORDER_SEQUENCE_NUMBER, "an epoch begins with sequence 0")
+        return None
+    last = (header.base_sequence + header.last_offset_delta) & SEQUENCE_MASK
+    for first_kept, last_kept, offset in producer.batches:
+        if (first_kept, last_kept) == (header.base_sequence, last):
+            return offset
+    expected = (producer.batches[-1][1] + 1) & SEQUENCE_MASK
+    if header.base_sequence != expected:
+        raise Refused(
+            e.OUT_OF_ORDER_SEQUENCE_NUMBER,
+            f"sequence {header.base_sequence} of producer {header.producer_id} where {expected} is next",
+        )
+    return None
+
+
+def encode_row(next_offset: int, known: Known) -> bytes:
+    parts = [_HEAD.pack(ROW_VERSION, next_offset, len(known))]
+    for producer_id, producer in known.items():
+        parts.append(_PRODUCER.pack(producer_id, producer.epoch, len(producer.batches)))
+        parts += (_BATCH.pack(*batch) for batch in producer.batches)
+    return b"".join(parts)
+
+
+def decode_row(raw: bytes) -> tuple[int, Known]:
+    known = Known()
+    try:
+        version, next_offset, count = _HEAD.unpack_from(raw)
+        if version != ROW_VERSION:
+            raise CorruptionError(f"a row of producers has version {version}, this Basalt knows {ROW_VERSION}")
+        at = _HEAD.size
+        for _ in range(count):
+            producer_id, epoch, batches = _PRODUCER.unpack_from(raw, at)
+            at += _PRODUCER.size
+            producer = known[producer_id] = Producer(epoch)
+            for _ in range(batches):
+                producer.batches.append(_BATCH.unpack_from(raw, at))
+                at += _BATCH.size
+    except ValueError as error:
+        raise CorruptionError(f"a row of producers cannot be read: {error}") from error
+    return next_offset, known

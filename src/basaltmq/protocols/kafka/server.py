@@ -1,0 +1,98 @@
+"""Listens for Kafka's clients."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from typing import Final
+
+from basaltmq.broker.node import Node
+from basaltmq.protocols.kafka import api as k
+from basaltmq.protocols.kafka import configs, fetch, groups, produce, session, topics
+from basaltmq.protocols.kafka.connection import Connection
+from basaltmq.protocols.kafka.desk import Desk, Handler, Settings
+
+BACKLOG: Final = 1024
+
+_log: Final = logging.getLogger(__name__)
+
+
+def handlers() -> dict[int, Handler]:
+    """Who serves which request; versions and authentication are the connection's."""
+    return {
+        k.PRODUCE: produce.produce,
+        k.FETCH: fetch.fetch,
+        k.LIST_OFFSETS: topics.list_offsets,
+        k.METADATA: topics.metadata,
+        k.CREATE_TOPICS: topics.create_topics,
+        k.DELETE_TOPICS: topics.delete_topics,
+        k.CREATE_PARTITIONS: topics.create_partitions,
+        k.DELETE_RECORDS: topics.delete_records,
+        k.DESCRIBE_CONFIGS: configs.describe_configs,
+        k.INCREMENTAL_ALTER_CONFIGS: configs.incremental_alter_configs,
+        k.FIND_COORDINATOR: session.find_coordinator,
+        k.INIT_PRODUCER_ID: session.init_producer_id,
+        k.JOIN_GROUP: groups.join_group,
+        k.SYNC_GROUP: groups.sync_group,
+        k.HEARTBEAT: groups.heartbeat,
+        k.LEAVE_GROUP: groups.leave_group,
+        k.OFFSET_COMMIT: groups.offset_commit,
+        k.OFFSET_FETCH: groups.offset_fetch,
+        k.DESCRIBE_GROUPS: groups.describe_groups,
+        k.LIST_GROUPS: groups.list_groups,
+        k.DELETE_GROUPS: groups.delete_groups,
+        k.OFFSET_DELETE: groups.offset_delete,
+    }
+
+
+class Server:
+    """All connections of Kafka's clients."""
+
+    def __init__(self, node: Node, settings: Settings) -> None:
+        self.node = node
+        self.settings = settings
+        self.handlers = handlers()
+        self.connections: set[Connection] = set()
+        self._desk: Desk | None = None
+        self._listeners: list[asyncio.AbstractServer] = []
+
+    def desk(self) -> Desk:
+        """For the virtual host as it is; VHostDownError if it does not serve."""
+        vhost = self.node.vhost(self.settings.vhost)
+        if self._desk is None or self._desk.vhost is not vhost:
+            if self._desk is not None:
+                self._desk.close()
+            self._desk = Desk(self.node, vhost, self.settings)
+        return self._desk
+
+    async def listen_on(self, sock: socket.socket, *, tls: ssl.SSLContext | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        self._listeners.append(await loop.create_server(lambda: Connection(self), sock=sock, ssl=tls, backlog=BACKLOG))
+
+    def joined(self, connection: Connection) -> bool:
+        """False: there are too many."""
+        if len(self.connections) >= self.settings.connections_max:
+            _log.warning("a client is refused: the limit of %d connections is reached", self.settings.connections_max)
+            return False
+        self.connections.add(connection)
+        return True
+
+    def left(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+
+    async def close(self, reason: str) -> None:
+        for listener in self._listeners:
+            listener.close()
+        for connection in list(self.connections):
+            connection.close(reason)
+        if self._desk is not None:
+            self._desk.close()
+            self._desk = None
+        await asyncio.sleep(0)
+        for connection in list(self.connections):
+            connection.abort()
+        for listener in self._listeners:
+            await listener.wait_closed()
+        self._listeners.clear()

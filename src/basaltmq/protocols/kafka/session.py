@@ -1,0 +1,74 @@
+"""Requests about the connection and the broker: versions, authentication, coordinators, producer ids.
+
+PLAIN is the one mechanism: an authorization id, a name and a password with NUL between them, checked against the
+broker's users. SaslAuthenticate carries it from version 1 of SaslHandshake on; after version 0 clients send it bare,
+with a size in front, and get an empty answer.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from basaltmq.errors import AuthenticationError
+from basaltmq.protocols.kafka import errors as e
+from basaltmq.protocols.kafka.api import APIS, Request
+from basaltmq.protocols.kafka.desk import NODE_ID, Answer, Client, Desk
+from basaltmq.protocols.kafka.schema import Fields
+
+PLAIN: Final = "PLAIN"
+MECHANISMS: Final = (PLAIN,)
+GROUP: Final = 0
+
+
+def api_versions(code: int = e.NONE) -> Fields:
+    """What is announced: exactly what is served."""
+    return {
+        "error_code": code,
+        "api_keys": [
+            {"api_key": api.key, "min_version": api.version_min, "max_version": api.version_max}
+            for api in APIS.values()
+        ],
+    }
+
+
+def read_plain(raw: bytes) -> tuple[str, str]:
+    """The name and the password."""
+    parts = raw.split(b"\0")
+    if len(parts) != 3:
+        raise AuthenticationError("PLAIN is an authorization id, a name and a password with a NUL between each two")
+    try:
+        actor, name, password = (part.decode() for part in parts)
+    except UnicodeDecodeError:
+        raise AuthenticationError("the name or the password is not UTF-8") from None
+    if actor not in {"", name}:
+        raise AuthenticationError(f"user '{name}' may not act for another")
+    return name, password
+
+
+def find_coordinator(desk: Desk, client: Client, request: Request) -> Answer:
+    host, port = client.address()
+    here = {"node_id": NODE_ID, "host": host, "port": port}
+    nowhere: Fields = {
+        "node_id": -1,
+        "host": "",
+        "port": -1,
+        "error_code": e.INVALID_REQUEST,
+        "error_message": "groups have a coordinator here; transactions are not served",
+    }
+    found = here if request.body["key_type"] == GROUP else nowhere
+    if request.version < 4:
+        return found
+    return {"coordinators": [{"key": key, **found} for key in request.body["coordinator_keys"]]}
+
+
+async def init_producer_id(desk: Desk, client: Client, request: Request) -> Fields:
+    if request.body["transactional_id"] is not None:
+        return {"error_code": e.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
+    known, epoch = request.body["producer_id"], request.body["producer_epoch"]
+    if known >= 0 and 0 <= epoch < (1 << 15) - 1:
+        return {"producer_id": known, "producer_epoch": epoch + 1}
+    with desk.guard():
+        producer_id, has_written = desk.producers.next_id()
+        if has_written:
+            await desk.vhost.commit.durable()
+    return {"producer_id": producer_id, "producer_epoch": 0}

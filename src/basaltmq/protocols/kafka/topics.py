@@ -1,0 +1,259 @@
+"""Requests about topics: metadata, creation, deletion, partitions, records that go."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from basaltmq.broker.permissions import CONFIGURE, READ, WRITE
+from basaltmq.errors import BasaltError, OffsetOutOfRangeError, TopicExistsError
+from basaltmq.protocols.kafka import errors as e
+from basaltmq.protocols.kafka.api import Request
+from basaltmq.protocols.kafka.configs import topic_config
+from basaltmq.protocols.kafka.desk import NODE_ID, Answer, Client, Desk
+from basaltmq.protocols.kafka.schema import NIL, Fields
+from basaltmq.streams.adapter import Otherwise
+from basaltmq.streams.topics import PARTITIONS_MAX, Topic, TopicConfig
+
+NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+"""What Kafka takes as a topic's name."""
+
+PAGE: Final = 500
+LATEST: Final = -1
+EARLIEST: Final = -2
+
+_ONE_NODE: Final = (NODE_ID,)
+
+
+def is_name(name: str) -> bool:
+    return NAME.fullmatch(name) is not None and name not in {".", ".."}
+
+
+async def metadata(desk: Desk, client: Client, request: Request) -> Fields:
+    host, port = client.address()
+    asked = request.body["topics"]
+    wants_all = asked is None or (request.version == 0 and not asked)
+    if wants_all:
+        found = [_described(topic) for topic in _all(desk) if _visible(client, topic.name)]
+    else:
+        may_create = desk.settings.auto_create and request.body["allow_auto_topic_creation"]
+        found = [await _metadata_of(desk, client, each, may_create) for each in asked]
+    return {
+        "brokers": [{"node_id": NODE_ID, "host": host, "port": port, "rack": None}],
+        "cluster_id": desk.settings.cluster_id,
+        "controller_id": NODE_ID,
+        "topics": found,
+    }
+
+
+def _all(desk: Desk) -> Sequence[Topic]:
+    found: list[Topic] = []
+    after: str | None = None
+    while True:
+        page = desk.plane.topics.page(start_after=after, limit=PAGE)
+        found += page.topics
+        if page.next_after is None:
+            return found
+        after = page.next_after
+
+
+def _visible(client: Client, name: str) -> bool:
+    return any(client.may(kind, name) for kind in (READ, WRITE, CONFIGURE))
+
+
+async def _metadata_of(desk: Desk, client: Client, asked: Fields, may_create: bool) -> Fields:
+    name = asked["name"]
+    if name is None:
+        topic = None if asked["topic_id"] == NIL else desk.plane.topics.by_id(asked["topic_id"])
+        if topic is None or not _visible(client, topic.name):
+            return {"error_code": e.UNKNOWN_TOPIC_OR_PARTITION, "name": None, "topic_id": asked["topic_id"]}
+        return _described(topic)
+    if not _visible(client, name):
+        return {"error_code": e.TOPIC_AUTHORIZATION_FAILED, "name": name}
+    topic = desk.plane.topics.find(name)
+    if topic is None and not is_name(name):
+        return {"error_code": e.INVALID_TOPIC_EXCEPTION, "name": name}
+    if topic is None and may_create and client.may(CONFIGURE, name):
+        try:
+            topic = await _create(desk, name, topic_config((), desk.settings.partitions, desk.settings.durability))
+        except TopicExistsError:
+            topic = desk.plane.topics.find(name)
+        except BasaltError as error:
+            return {"error_code": e.code_of(error), "name": name}
+    if topic is None:
+        return {"error_code": e.UNKNOWN_TOPIC_OR_PARTITION, "name": name}
+    return _described(topic)
+
+
+async def _create(desk: Desk, name: str, config: TopicConfig) -> Topic:
+    # In a thread: it waits for a sync.
+    with desk.guard():
+        return await asyncio.to_thread(desk.plane.topics.create, name, config)
+
+
+def _described(topic: Topic) -> Fields:
+    return {
+        "name": topic.name,
+        "topic_id": topic.id,
+        "partitions": [
+            {"partition_index": at, "leader_id": NODE_ID, "replica_nodes": _ONE_NODE, "isr_nodes": _ONE_NODE}
+            for at in range(topic.config.partitions)
+        ],
+    }
+
+
+async def create_topics(desk: Desk, client: Client, request: Request) -> Fields:
+    names = [each["name"] for each in request.body["topics"]]
+    return {
+        "topics": [
+            await _created(desk, client, each, request.body["validate_only"], names.count(each["name"]) > 1)
+            for each in request.body["topics"]
+        ]
+    }
+
+
+async def _created(desk: Desk, client: Client, asked: Fields, is_trial: bool, is_twice: bool) -> Fields:
+    name = asked["name"]
+    if is_twice:
+        return _refused(name, e.INVALID_REQUEST, "the topic is named twice in one request")
+    if not is_name(name):
+        return _refused(
+            name, e.INVALID_TOPIC_EXCEPTION, "a topic's name has 1 to 249 of the characters A-Z a-z 0-9 . _ -"
+        )
+    if not client.may(CONFIGURE, name):
+        return _refused(name, e.TOPIC_AUTHORIZATION_FAILED, f"configure access to '{name}' refused")
+    partitions = len(asked["assignments"]) or asked["num_partitions"]
+    if partitions == -1:
+        partitions = desk.settings.partitions
+    if not 1 <= partitions <= PARTITIONS_MAX:
+        return _refused(name, e.INVALID_PARTITIONS, f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
+    if not asked["assignments"] and asked["replication_factor"] not in {-1, 1}:
+        return _refused(name, e.INVALID_REPLICATION_FACTOR, "there is one broker: the replication factor is 1")
+    try:
+        config = topic_config(
+            [(each["name"], each["value"]) for each in asked["configs"]], partitions, desk.settings.durability
+        )
+        config.check()
+        if desk.plane.topics.find(name) is not None:
+            return _refused(name, e.TOPIC_ALREADY_EXISTS, f"the topic {name!r} exists")
+        topic_id = NIL if is_trial else (await _create(desk, name, config)).id
+    except BasaltError as error:
+        return _refused(name, e.code_of(error), str(error))
+    return {
+        "name": name,
+        "topic_id": topic_id,
+        "num_partitions": partitions,
+        "replication_factor": 1,
+        "configs": [],
+    }
+
+
+def _refused(name: str, code: int, message: str) -> Fields:
+    return {"name": name, "error_code": code, "error_message": message, "configs": None}
+
+
+async def delete_topics(desk: Desk, client: Client, request: Request) -> Fields:
+    return {"responses": [await _deleted(desk, client, name) for name in request.body["topic_names"]]}
+
+
+async def _deleted(desk: Desk, client: Client, name: str) -> Fields:
+    if not client.may(CONFIGURE, name):
+        return {"name": name, "error_code": e.TOPIC_AUTHORIZATION_FAILED}
+    if desk.is_queue(name):
+        message = f"{name!r} is a stream queue of AMQP; delete the queue"
+        return {"name": name, "error_code": e.POLICY_VIOLATION, "error_message": message}
+    try:
+        with desk.guard():
+            await asyncio.to_thread(desk.plane.topics.delete, name)
+    except BasaltError as error:
+        return {"name": name, "error_code": e.code_of(error), "error_message": str(error)}
+    return {"name": name}
+
+
+async def create_partitions(desk: Desk, client: Client, request: Request) -> Fields:
+    is_trial = request.body["validate_only"]
+    return {"results": [await _widened(desk, client, each, is_trial) for each in request.body["topics"]]}
+
+
+async def _widened(desk: Desk, client: Client, asked: Fields, is_trial: bool) -> Fields:
+    name, count = asked["name"], asked["count"]
+    try:
+        client.check(CONFIGURE, name)
+        topic = desk.topic(name)
+        if desk.is_queue(name):
+            message = f"{name!r} is a stream queue of AMQP, which has one partition"
+            return {"name": name, "error_code": e.POLICY_VIOLATION, "error_message": message}
+        if not topic.config.partitions < count <= PARTITIONS_MAX:
+            message = f"topic {name!r} has {topic.config.partitions} partitions; give more, up to {PARTITIONS_MAX}"
+            return {"name": name, "error_code": e.INVALID_PARTITIONS, "error_message": message}
+        if not is_trial:
+            with desk.guard():
+                await asyncio.to_thread(desk.plane.topics.alter, name, partitions=count)
+    except BasaltError as error:
+        return {"name": name, "error_code": e.code_of(error), "error_message": str(error)}
+    return {"name": name}
+
+
+def list_offsets(desk: Desk, client: Client, request: Request) -> Answer:
+    return {
+        "topics": [
+            {
+                "name": topic["name"],
+                "partitions": [_offset_of(desk, client, topic["name"], each) for each in topic["partitions"]],
+            }
+            for topic in request.body["topics"]
+        ]
+    }
+
+
+def _offset_of(desk: Desk, client: Client, name: str, asked: Fields) -> Fields:
+    partition, time_ms = asked["partition_index"], asked["timestamp"]
+    try:
+        client.check(READ, name)
+        engine, shard = desk.engine(desk.topic(name), partition)
+        info = engine.shard_info(shard)
+        if time_ms == LATEST:
+            return {"partition_index": partition, "offset": info.high_watermark}
+        if time_ms == EARLIEST:
+            return {"partition_index": partition, "offset": info.start_offset}
+        if time_ms < 0:
+            return {"partition_index": partition, "error_code": e.UNSUPPORTED_VERSION}
+        with desk.guard():
+            offset = engine.get_offset_by_timestamp(shard, time_ms, Otherwise.LATEST)
+            found = engine.read_by_offset(shard, offset, 1).records() if offset < info.high_watermark else []
+        if not found:
+            return {"partition_index": partition}
+        return {"partition_index": partition, "offset": found[0].offset, "timestamp": found[0].timestamp_ms}
+    except BasaltError as error:
+        return {"partition_index": partition, "error_code": e.code_of(error)}
+
+
+async def delete_records(desk: Desk, client: Client, request: Request) -> Fields:
+    return {
+        "topics": [
+            {
+                "name": topic["name"],
+                "partitions": [await _trimmed(desk, client, topic["name"], each) for each in topic["partitions"]],
+            }
+            for topic in request.body["topics"]
+        ]
+    }
+
+
+async def _trimmed(desk: Desk, client: Client, name: str, asked: Fields) -> Fields:
+    partition, offset = asked["partition_index"], asked["offset"]
+    try:
+        client.check(CONFIGURE, name)
+        engine, shard = desk.engine(desk.topic(name), partition)
+        info = engine.shard_info(shard)
+        if offset == LATEST:
+            offset = info.high_watermark
+        if not 0 <= offset <= info.high_watermark:
+            raise OffsetOutOfRangeError(shard, offset, info.start_offset, info.high_watermark)
+        with desk.guard():
+            start = await asyncio.to_thread(engine.delete_records_before, shard, offset)
+    except BasaltError as error:
+        return {"partition_index": partition, "error_code": e.code_of(error)}
+    return {"partition_index": partition, "low_watermark": start}
