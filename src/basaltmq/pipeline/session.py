@@ -7,6 +7,7 @@ Spark is started: it would say the same in two hundred lines.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -28,6 +29,9 @@ PYARROW_MIN: Final = (18, 0)
 
 JAVA_WAIT_S: Final = 30.0
 
+QUERY_LOGGER: Final = "SQLQueryContextLogger"
+"""PySpark's own, which prints every error of a query as JSON before it raises it."""
+
 
 def spark_session(name: str, *, master: str | None = None, conf: dict[str, str] | None = None) -> SparkSession:
     """The running session, or one made for this machine."""
@@ -37,6 +41,7 @@ def spark_session(name: str, *, master: str | None = None, conf: dict[str, str] 
     running = SparkSession.getActiveSession()
     if running is not None:
         return running
+    logging.getLogger(QUERY_LOGGER).setLevel(logging.CRITICAL)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(name).master(master or os.environ.get("SPARK_MASTER", "local[*]"))
@@ -44,7 +49,8 @@ def spark_session(name: str, *, master: str | None = None, conf: dict[str, str] 
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
-        "spark.log.level": "ERROR",
+        # What fails is raised; Spark would log it as well, in a hundred lines.
+        "spark.log.level": "OFF",
         "spark.sql.streaming.stopTimeout": "60000",
     }
     if (master or "local").startswith("local"):

@@ -1,0 +1,70 @@
+"""The command line of the jobs, as far as it needs no Spark: flags, times, and errors of Spark's in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from basaltmq.cli.main import main
+from basaltmq.cli.pipeline import _bound, _ours
+from basaltmq.errors import InvalidArgumentError
+
+pytestmark = pytest.mark.spec("F2")
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        (None, {}),
+        ("earliest", {"startingOffsets": "earliest"}),
+        ('{"a": {"0": 1}}', {"startingOffsets": '{"a": {"0": 1}}'}),
+        ("1700000000000", {"startingTimestamp": "1700000000000"}),
+        ("2023-11-14T22:13:20", {"startingTimestamp": "1700000000000"}),
+        ("2023-11-14T23:13:20+01:00", {"startingTimestamp": "1700000000000"}),
+    ],
+)
+def test_a_beginning_is_a_place_offsets_or_a_time(text: str | None, options: dict[str, str]) -> None:
+    assert _bound("--from", "starting", text) == options
+
+
+def test_a_beginning_that_is_neither_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="--from is earliest"):
+        _bound("--from", "starting", "yesterday")
+
+
+def test_an_error_of_ours_is_found_in_one_of_sparks() -> None:
+    trace = (
+        "[PYTHON_DATA_SOURCE_ERROR] Failed: Traceback (most recent call last):\n  File ...\n"
+        "basaltmq.errors.DataLossError: orders[0] begins at offset 7\n\n\tat java.lang.Thread"
+    )
+    lost = _ours(trace)
+    assert (lost.message, lost.exit_code) == ("orders[0] begins at offset 7", 3)
+    other = _ours("[DIVIDE_BY_ZERO] Division by zero.\n== SQL ==\n...")
+    assert (other.message, other.exit_code) == ("[DIVIDE_BY_ZERO] Division by zero.", 1)
+    assert isinstance(_ours(""), click.ClickException)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["archive", "--topics", ",", "--to", "x"], "name one topic or several"),
+        (["archive", "--topics", "a", "--to", "x", "--once", "--continuous", "1"], "not both"),
+        (["replay", "--topics", "a", "--checkpoint", "x"], "would double"),
+        (["compact"], "Missing argument"),
+    ],
+)
+def test_wrong_flags_are_refused_before_spark_is_started(tmp_path: Path, flags: list[str], told: str) -> None:
+    found = CliRunner().invoke(main, ["--data-dir", str(tmp_path), "pipeline", *flags])
+    assert found.exit_code in (1, 2)
+    assert told in found.stderr
+
+
+def test_without_java_one_line_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    found = CliRunner().invoke(main, ["--data-dir", str(tmp_path), "pipeline", "compact", str(tmp_path / "archive")])
+    assert found.exit_code == 1
+    assert found.stderr.count("\n") == 1
+    assert "needs Java 17" in found.stderr
