@@ -1,0 +1,145 @@
+"""What Kafka's clients never send, or only when things go wrong."""
+
+from __future__ import annotations
+
+import struct
+import threading
+
+import pytest
+from tests.interop.kafka.raw import RawClient, batch_of, fetched
+from tests.interop.server import Broker
+
+from basaltmq.log.kafka import records
+from basaltmq.protocols.kafka import api as k
+from basaltmq.protocols.kafka import errors as e
+
+
+@pytest.mark.parametrize("size", [0x7FFFFFFF, -1, -(1 << 31), (100 << 20) + 1])
+def test_a_request_of_an_impossible_size_ends_the_connection(kafka: Broker, size: int) -> None:
+    with RawClient(kafka.port("kafka")) as client:
+        client.send(struct.pack(">i", size))
+        assert client.is_closed()
+
+
+@pytest.mark.parametrize("head", [(99, 0), (0, 99), (-1, 0), (1, 3)])
+def test_an_unknown_request_or_version_ends_the_connection(kafka: Broker, head: tuple[int, int]) -> None:
+    with RawClient(kafka.port("kafka")) as client:
+        client.send(struct.pack(">ihhih", 10, *head, 1, -1))
+        assert client.is_closed()
+
+
+def test_api_versions_in_an_unknown_version_is_answered_in_the_first(kafka: Broker) -> None:
+    with RawClient(kafka.port("kafka")) as client:
+        client.send(struct.pack(">ihhih", 10, k.API_VERSIONS, 99, 7, -1))
+        correlation_id, body = k.decode_response(k.API_VERSIONS, 0, client.frame())
+        assert (correlation_id, body["error_code"]) == (7, e.UNSUPPORTED_VERSION)
+        assert {each["api_key"] for each in body["api_keys"]} == set(k.APIS)
+        assert client.ask(k.API_VERSIONS, 3, {})["error_code"] == 0
+
+
+def test_a_fetch_waits_for_what_comes_and_no_longer(kafka: Broker) -> None:
+    with RawClient(kafka.port("kafka")) as client, RawClient(kafka.port("kafka")) as other:
+        client.create("waited")
+        client.post(k.FETCH, 12, fetched("waited", 0, max_wait_ms=30_000))
+        answers: list[bytes] = []
+        reader = threading.Thread(target=lambda: answers.append(client.frame()))
+        reader.start()
+        assert other.produce("waited", batch_of(b"one"))["base_offset"] == 0
+        reader.join(20)
+        assert answers, "the fetch was not woken by what came"
+        found = k.decode_response(k.FETCH, 12, answers[0])[1]["topics"][0]["partitions"][0]
+        assert [each.value for each in records(found["records"])] == [b"one"]
+        assert (found["high_watermark"], found["error_code"]) == (1, 0)
+        assert client.fetch("waited", 1, max_wait_ms=50)["records"] == b""
+
+
+def test_offsets_outside_are_told_with_what_is_there(kafka: Broker) -> None:
+    with RawClient(kafka.port("kafka")) as client:
+        client.create("outside")
+        client.produce("outside", batch_of(b"a", b"b", b"c"))
+        for offset in (4, 99, -5):
+            assert client.fetch("outside", offset)["error_code"] == e.OFFSET_OUT_OF_RANGE
+        assert client.fetch("nowhere", 0)["error_code"] == e.UNKNOWN_TOPIC_OR_PARTITION
+
+
+@pytest.mark.parametrize("acks", [0, 1, -1])
+def test_every_level_of_acks_appends_in_order(kafka: Broker, acks: int) -> None:
+    topic = f"acks{acks}"
+    with RawClient(kafka.port("kafka")) as client:
+        client.create(topic)
+        for number in range(20):
+            body = {
+                "transactional_id": None,
+                "acks": acks,
+                "timeout_ms": 1000,
+                "topics": [{"name": topic, "partitions": [{"index": 0, "records": batch_of(b"%d" % number)}]}],
+            }
+            client.post(k.PRODUCE, 9, body)
+        # Not waited for one by one: they are under way together.
+        if acks:
+            answers = [client.answer(k.PRODUCE, 9)["topics"][0]["partitions"][0] for _ in range(20)]
+            assert [each["base_offset"] for each in answers] == list(range(20))
+        found = client.fetch(topic, 0, max_wait_ms=10_000)
+        offset, values = 0, []
+        while len(values) < 20:
+            raw = found["records"]
+            while raw:
+                size = 12 + struct.unpack_from(">i", raw, 8)[0]
+                values += [each.value for each in records(raw[:size]) if each.offset >= offset]
+                raw = raw[size:]
+            offset = len(values)
+            found = client.fetch(topic, offset, max_wait_ms=10_000) if offset < 20 else found
+        assert values == [b"%d" % number for number in range(20)]
+
+
+def test_batches_that_cannot_be_taken_are_refused_with_kafkas_codes(kafka: Broker) -> None:
+    good = batch_of(b"x" * 100)
+    damaged = good[:-1] + bytes((good[-1] ^ 1,))
+    old = good[:16] + b"\x01" + good[17:]
+    with RawClient(kafka.port("kafka")) as client:
+        client.create("refusing", max_message_bytes="1000")
+        for batch, code in (
+            (damaged, e.CORRUPT_MESSAGE),
+            (old, e.UNSUPPORTED_FOR_MESSAGE_FORMAT),
+            (good[:40], e.CORRUPT_MESSAGE),
+            (good + good, e.INVALID_RECORD),
+            (b"", e.INVALID_RECORD),
+            (batch_of(b"y" * 2000), e.MESSAGE_TOO_LARGE),
+        ):
+            assert client.produce("refusing", batch)["error_code"] == code
+        assert client.produce("refusing", good, acks=5)["error_code"] == e.INVALID_REQUIRED_ACKS
+        assert client.produce("nowhere", good)["error_code"] == e.UNKNOWN_TOPIC_OR_PARTITION
+        assert client.produce("refusing", good)["base_offset"] == 0
+
+
+def test_sequences_of_an_idempotent_producer_are_held_to(kafka: Broker) -> None:
+    with RawClient(kafka.port("kafka")) as client:
+        client.create("sequenced")
+        asked = {"transactional_id": None, "transaction_timeout_ms": 0}
+        pid = client.ask(k.INIT_PRODUCER_ID, 4, asked)["producer_id"]
+        assert client.ask(k.INIT_PRODUCER_ID, 4, asked)["producer_id"] != pid
+        first = batch_of(b"a", b"b", producer=(pid, 0, 0))
+        assert client.produce("sequenced", first)["base_offset"] == 0
+        assert client.produce("sequenced", first)["base_offset"] == 0
+        assert client.produce("sequenced", batch_of(b"c", producer=(pid, 0, 2)))["base_offset"] == 2
+        skipped = client.produce("sequenced", batch_of(b"e", producer=(pid, 0, 4)))
+        assert skipped["error_code"] == e.OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert client.produce("sequenced", batch_of(b"d", producer=(pid, 1, 0)))["base_offset"] == 3
+        fenced = client.produce("sequenced", batch_of(b"f", producer=(pid, 0, 3)))
+        assert fenced["error_code"] == e.INVALID_PRODUCER_EPOCH
+        assert client.fetch("sequenced", 0)["high_watermark"] == 4
+
+
+def test_deleted_records_leave_offsets_that_are_passed_over(kafka: Broker) -> None:
+    with RawClient(kafka.port("kafka")) as client:
+        client.create("trimmed")
+        for value in (b"a", b"b", b"c"):
+            client.produce("trimmed", batch_of(value))
+        asked = {
+            "topics": [{"name": "trimmed", "partitions": [{"partition_index": 0, "offset": 2}]}],
+            "timeout_ms": 1000,
+        }
+        found = client.ask(k.DELETE_RECORDS, 2, asked)["topics"][0]["partitions"][0]
+        assert (found["error_code"], found["low_watermark"]) == (0, 2)
+        assert client.fetch("trimmed", 0)["error_code"] == e.OFFSET_OUT_OF_RANGE
+        assert [each.value for each in records(client.fetch("trimmed", 2)["records"])] == [b"c"]
