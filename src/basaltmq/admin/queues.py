@@ -22,8 +22,8 @@ from basaltmq.admin.turns import Turns
 from basaltmq.broker import properties
 from basaltmq.broker.exchange import QUEUE, Destination
 from basaltmq.broker.guard import Guard
-from basaltmq.broker.publishing import ACK, REJECT, REQUEUE, Settlement
 from basaltmq.broker.queue import BrokerQueue
+from basaltmq.broker.tick_batch import ACK, REJECT, REQUEUE, Settlement
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import InvalidArgumentError, QueueNotFoundError
 

@@ -15,8 +15,8 @@ from itertools import islice
 from typing import Final
 
 from basaltmq.broker.consumer import Consumer, share_out, wanted
-from basaltmq.broker.publishing import ACK, REQUEUE, Settlement
 from basaltmq.broker.queue import BrokerQueue
+from basaltmq.broker.tick_batch import ACK, REQUEUE, Settlement
 from basaltmq.errors import CorruptionError, QueueNotFoundError, StoreStalledError
 from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.plane import QueuePlane

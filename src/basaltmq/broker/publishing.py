@@ -22,7 +22,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, Protocol
 
 from basaltmq.broker import amqp_table, properties
 from basaltmq.broker.after_sync import AfterSync
@@ -30,6 +30,7 @@ from basaltmq.broker.consumer import wanted
 from basaltmq.broker.death import MAXLEN, Death, routing_keys
 from basaltmq.broker.properties import PERSISTENT, Peek
 from basaltmq.broker.queue import BrokerQueue
+from basaltmq.broker.tick_batch import ACK, REQUEUE, Publish, Publisher, Settlement, TickBatch
 from basaltmq.broker.topology import Topology
 from basaltmq.errors import BasaltError, CorruptionError, PreconditionFailedError, StorageError, StoreStalledError
 from basaltmq.queues.config import Durability, Overflow
@@ -61,40 +62,6 @@ NO_ROUTE: Final = 312
 _log: Final = logging.getLogger(__name__)
 
 
-class Publisher(Protocol):
-    """Whoever publishes: a channel."""
-
-    def returned(
-        self, reply_code: int, reply_text: str, exchange: str, routing_key: str, properties: bytes, body: bytes
-    ) -> None:
-        """A mandatory message had no route. Comes before its confirm."""
-        ...
-
-    def confirmed(self, numbers: Sequence[int], ok: bool) -> None:
-        """Messages of these numbers, ascending, are taken, or refused by a full queue."""
-        ...
-
-
-Publish: TypeAlias = tuple[Publisher, str, str, bytes, bytes, bool, int]
-"""Publisher, exchange, routing key, properties, body, mandatory, number. A number of 0 asks for no confirm.
-
-A plain tuple, because one is made for every message."""
-
-
-class Settlement(NamedTuple):
-    """Deliveries of one lease that are done with."""
-
-    queue: str
-    token: int
-    ids: Sequence[bytes]
-    outcome: str
-
-
-ACK: Final = "ack"
-REQUEUE: Final = "requeue"
-REJECT: Final = "reject"
-
-
 class Route:
     """Where messages of one exchange and key go."""
 
@@ -116,59 +83,6 @@ class StreamAppend(Protocol):
     def append(self, queue: BrokerQueue, messages: Sequence[tuple[bytes, bytes]]) -> asyncio.Future[None]:
         """Append (envelope, body) pairs; the future resolves when they are durable."""
         ...
-
-
-class _Batch:
-    """What a turn does, on its way to the plane."""
-
-    __slots__ = (
-        "confirms",
-        "groups",
-        "handed",
-        "has_refused",
-        "instant",
-        "nacks",
-        "returns",
-        "rooms",
-        "steps",
-        "streams",
-        "synced",
-    )
-
-    def __init__(self) -> None:
-        self.steps: list[tuple[Sequence[BrokerQueue], list[Draft]]] = []
-        """Drafts for one queue, or one draft for several, in the order they were published."""
-        self.groups: dict[BrokerQueue, list[Draft]] = {}
-        """The drafts of the last step of a queue, where more of it can be added."""
-        self.returns: list[Publish] = []
-        self.has_refused = False
-        self.instant: dict[BrokerQueue, list[Draft]] = {}
-        """Messages that would expire at once, for consumers who can take them at once."""
-        self.handed: list[tuple[BrokerQueue, list[Delivery]]] = []
-        self.streams: dict[BrokerQueue, list[tuple[bytes, bytes]]] = {}
-        self.synced: dict[Publisher, list[int]] = {}
-        """Confirms that wait for the sync."""
-        self.confirms: dict[Publisher, list[int]] = {}
-        self.nacks: dict[Publisher, list[int]] = {}
-        self.rooms: dict[BrokerQueue, list[int]] = {}
-        """Messages and bytes a queue that refuses has room for."""
-
-    def group(self, queue: BrokerQueue) -> list[Draft]:
-        """Where drafts of a queue are added, until one comes that it shares with others."""
-        group = self.groups.get(queue)
-        if group is None:
-            group = self.groups[queue] = []
-            self.steps.append(((queue,), group))
-        return group
-
-    def add(self, queue: BrokerQueue, draft: Draft) -> None:
-        self.group(queue).append(draft)
-
-    def add_shared(self, queues: Sequence[BrokerQueue], draft: Draft) -> None:
-        """One body for all; what comes to these queues later comes behind it."""
-        self.steps.append((queues, [draft]))
-        for queue in queues:
-            self.groups.pop(queue, None)
 
 
 class Publishing:
@@ -234,7 +148,7 @@ class Publishing:
 
     def _apply(self, publishes: list[Publish], settlements: list[Settlement]) -> None:
         """Do all of it. If the store gets behind on the way, what is left in the lists is what was not done."""
-        batch = _Batch()
+        batch = TickBatch()
         try:
             if publishes:
                 self._sort(publishes, batch)
@@ -272,14 +186,14 @@ class Publishing:
             if len(settlement.ids) > 1:
                 self._apply([], [settlement._replace(ids=[message_id]) for message_id in settlement.ids])
 
-    def _write(self, batch: _Batch, settlements: Iterable[Settlement]) -> None:
+    def _write(self, batch: TickBatch, settlements: Iterable[Settlement]) -> None:
         """The operations of a batch, inside a change."""
         plane = self._plane
         for queues, drafts in batch.steps:
             if len(queues) == 1:
                 plane.enqueue(queues[0].name, drafts, durability=Durability.WRITTEN)
             else:
-                plane.publish([queue.name for queue in queues], drafts[0], durability=Durability.WRITTEN)
+                plane.publish_many([queue.name for queue in queues], drafts, durability=Durability.WRITTEN)
         for queue, drafts in batch.instant.items():
             batch.handed.append((queue, plane.deliver(queue.name, drafts, visibility_ms=queue.lease_ms)))
         for name, token, ids, outcome in settlements:
@@ -290,7 +204,7 @@ class Publishing:
             else:
                 plane.nack(name, token, ids, reject=True)
 
-    def _tell(self, batch: _Batch) -> None:
+    def _tell(self, batch: TickBatch) -> None:
         """The batch is written: whom that concerns."""
         for queues, drafts in batch.steps:
             for queue in queues:
@@ -338,7 +252,7 @@ class Publishing:
     def commit_tx(self, publishes: list[Publish], settlements: list[Settlement]) -> asyncio.Future[None]:
         """Do all of it as one batch; the future resolves when it is durable. Nothing is done if anything cannot be."""
         loop = asyncio.get_running_loop()
-        batch = _Batch()
+        batch = TickBatch()
         self._sort(publishes, batch)
         if batch.has_refused:
             raise PreconditionFailedError("the transaction publishes to a queue that is full; nothing of it is done")
@@ -365,7 +279,7 @@ class Publishing:
         asyncio.gather(*waits).add_done_callback(finish)
         return result
 
-    def _sort(self, publishes: Iterable[Publish], batch: _Batch) -> None:
+    def _sort(self, publishes: Iterable[Publish], batch: TickBatch) -> None:
         """Route messages and make drafts of them, by queue."""
         topology = self._topology
         if self._routes_version != topology.version or len(self._routes) > ROUTES_MAX:
@@ -418,7 +332,7 @@ class Publishing:
         queues = [self._queues[name] for name in names]
         return Route(queues, properties.seal(exchange, key, b""), by_headers=by_headers)
 
-    def _sort_one(self, publish: Publish, route: Route, fate: Peek, batch: _Batch) -> None:
+    def _sort_one(self, publish: Publish, route: Route, fate: Peek, batch: TickBatch) -> None:
         """A message to several queues, to none, by its headers, or to a queue that asks for more."""
         publisher, exchange, key, raw, body, mandatory, number = publish
         queues: Sequence[BrokerQueue] = route.queues
@@ -463,7 +377,7 @@ class Publishing:
         body: bytes,
         fate: Peek,
         headers: dict[str, Any],
-        batch: _Batch,
+        batch: TickBatch,
     ) -> bool:
         """Put a message into the groups of its queues; whether its confirm waits for a sync."""
         is_persistent = fate.delivery_mode == PERSISTENT
@@ -491,7 +405,7 @@ class Publishing:
                     batch.add(queue, draft)
         return wants_sync
 
-    def _is_instant(self, queue: BrokerQueue, fate: Peek, batch: _Batch) -> bool:
+    def _is_instant(self, queue: BrokerQueue, fate: Peek, batch: TickBatch) -> bool:
         """Whether a message that lives for no time at all has a consumer that can take it."""
         if fate.expiration_ms != 0 and queue.settings.ttl_ms != 0:
             return False
@@ -499,7 +413,7 @@ class Publishing:
         count = len(batch.instant.get(queue, ())) + 1
         return line is not None and wanted(line, count) >= count
 
-    def _has_room(self, queue: BrokerQueue, size_bytes: int, batch: _Batch) -> bool:
+    def _has_room(self, queue: BrokerQueue, size_bytes: int, batch: TickBatch) -> bool:
         room = batch.rooms.get(queue)
         settings = queue.settings
         if room is None:
@@ -514,7 +428,7 @@ class Publishing:
         room[1] -= size_bytes
         return True
 
-    def _overflow(self, queue: BrokerQueue, envelope: bytes, body: bytes, fate: Peek, batch: _Batch) -> None:
+    def _overflow(self, queue: BrokerQueue, envelope: bytes, body: bytes, fate: Peek, batch: TickBatch) -> None:
         """A queue refuses a message; some want it dead-lettered."""
         if queue.settings.overflow is not Overflow.REJECT_PUBLISH_DEAD_LETTER:
             return

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from basaltmq.broker.publishing import ACK, Settlement
 from basaltmq.broker.queue import BrokerQueue
 from basaltmq.broker.stream_queue import StreamQueues
+from basaltmq.broker.tick_batch import ACK, Settlement
 from basaltmq.queues.plane import QueuePlane
 
 LEASE_MAX: Final = 64

@@ -26,20 +26,12 @@ from basaltmq.broker.dispatch import Dispatch
 from basaltmq.broker.exchange import EXCHANGE, QUEUE, Arguments, Destination, Exchange
 from basaltmq.broker.guard import Guard, QuietGuard
 from basaltmq.broker.policy import Policies
-from basaltmq.broker.publishing import (
-    ACK,
-    REJECT,
-    REQUEUE,
-    STALL_RETRY_S,
-    Publish,
-    Publisher,
-    Publishing,
-    Settlement,
-)
+from basaltmq.broker.publishing import STALL_RETRY_S, Publishing
 from basaltmq.broker.queue import BrokerQueue, QueueInfo
 from basaltmq.broker.queue_table import QueueTable
 from basaltmq.broker.stream_queue import StreamQueues
 from basaltmq.broker.stream_spool import StreamSpool
+from basaltmq.broker.tick_batch import ACK, REJECT, REQUEUE, Publish, Publisher, Settlement
 from basaltmq.broker.timekeeping import Timekeeper
 from basaltmq.broker.topology import Topology
 from basaltmq.errors import (

@@ -22,8 +22,9 @@ from basaltmq.queues.backing import APART, SHARED, Entry
 from basaltmq.queues.change import Change
 from basaltmq.queues.rows import body_of
 from basaltmq.store.api import Store
+from basaltmq.store.batch import PUT
 from basaltmq.store.families import Family
-from basaltmq.store.keys import body_key, content_ref_key, content_ref_prefix, prefix_range
+from basaltmq.store.keys import body_key, content_ref_key, content_ref_prefix, decode_content_ref_key, prefix_range
 
 INLINE_BYTES_MAX: Final = 4096
 """Bodies up to here are in their rows. From here on RocksDB keeps a value of `bodies` in a blob file."""
@@ -67,10 +68,13 @@ class Content:
                 leaving.setdefault(body_id, set()).add(content_ref_key(body_id, message_id))
             else:
                 change.batch.delete(Family.BODIES, body_key(body_id))
+        if not leaving:
+            return
+        touched = _references(change)
         for body_id, refs in leaving.items():
             for ref in refs:
                 change.batch.delete(Family.CONTENT_REFS, ref)
-            if not self._is_wanted(change, body_id, refs):
+            if not self._is_wanted(touched.get(body_id, {}), body_id, refs):
                 change.batch.delete(Family.BODIES, body_key(body_id))
 
     def cancel(self, change: Change, entries: Iterable[Entry]) -> None:
@@ -81,18 +85,23 @@ class Content:
 
     def put_only_if_wanted(self, change: Change, body_id: bytes) -> None:
         """Take a shared body back out of the change if no message of it is left that has it."""
-        if not self._is_wanted(change, body_id, set()):
+        if not self._is_wanted(_references(change).get(body_id, {}), body_id, set()):
             change.cancel(Family.BODIES, body_key(body_id))
 
-    def _is_wanted(self, change: Change, body_id: bytes, leaving: set[bytes]) -> bool:
-        """Whether a message beside those leaving has the body, on disk or earlier in this change."""
-        before: dict[bytes, bool] = {}
-        for kind, family, key, _ in change.batch.ops:
-            if family is Family.CONTENT_REFS and key.startswith(body_id):
-                before[key] = kind == 0
+    def _is_wanted(self, before: dict[bytes, bool], body_id: bytes, leaving: set[bytes]) -> bool:
+        """Whether a message beside those leaving has the body, on disk or `before` this in the same change."""
         if any(present and ref not in leaving for ref, present in before.items()):
             return True
         for ref, _ in self._store.scan(Family.CONTENT_REFS, *prefix_range(content_ref_prefix(body_id))):
             if ref not in leaving and before.get(ref, True):
                 return True
         return False
+
+
+def _references(change: Change) -> dict[bytes, dict[bytes, bool]]:
+    """References a change puts and deletes, by body: whether each is there after it."""
+    found: dict[bytes, dict[bytes, bool]] = {}
+    for kind, family, key, _ in change.batch.ops:
+        if family is Family.CONTENT_REFS:
+            found.setdefault(decode_content_ref_key(key)[0], {})[key] = kind == PUT
+    return found

@@ -113,6 +113,10 @@ def _drop(queue: Queue, change: Change, count: int, size_bytes: int, incoming: l
     if dropped:
         change.undo(lambda: queue.backing.put_back(dropped))
         bury(queue, change, dropped, LENGTH)
+    if count > len(incoming) and _is_over(queue, count, size_bytes):
+        # The head came earlier in this same change and can be dropped when that is written.
+        change.after(lambda: queue.shared.check_limits(queue.name))
+        return incoming
     first = 0
     while first < len(incoming) and _is_over(queue, count, size_bytes):
         count -= 1

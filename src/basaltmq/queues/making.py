@@ -18,7 +18,7 @@ from basaltmq.queues.content import INLINE_BYTES_MAX
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft, to_message
 from basaltmq.queues.expiry import watch
 from basaltmq.queues.fairness import WEIGHT_MAX
-from basaltmq.queues.message import FAIRNESS_KEY_BYTES_MAX, Message, encode_row
+from basaltmq.queues.message import FAIRNESS_KEY_BYTES_MAX, PAYLOAD_BYTES_MAX, Message, encode_row
 from basaltmq.store.families import Family
 from basaltmq.store.keys import timed_of
 
@@ -116,6 +116,40 @@ def _make_plain(
         Entry(head + message_id, row, size, flag, expires_ns)
         for message_id, row, size, flag in zip(ids, made, sizes, flags, strict=True)
     ]
+
+
+def are_ordinary(drafts: Sequence[Draft | bytes]) -> bool:
+    """Whether all of them are drafts that have a payload and properties, of a size that can be, and nothing else."""
+    return all(
+        type(draft) is Draft
+        and _SPECIAL(draft) == _ORDINARY
+        and type(draft.payload) is bytes
+        and type(draft.properties) is bytes
+        and len(draft.properties) <= INLINE_BYTES_MAX
+        and len(draft.payload) <= PAYLOAD_BYTES_MAX
+        for draft in drafts
+    )
+
+
+def make_shared(queue: Queue, change: Change, drafts: Sequence[Draft], body_ids: Sequence[bytes]) -> list[Entry]:
+    """Entries of ordinary drafts whose bodies are shared with other queues, with a reference each."""
+    ids = queue.shared.ids.many(len(drafts))
+    expires_ns = 0
+    if queue.config.ttl_ms is not None:
+        expires_ns = change.now_ns + queue.config.ttl_ms * MS
+        watch(queue, change, expires_ns)
+    head = queue.default_prefix + queue.shared.places.next(change).to_bytes(8, "big")
+    flags = APART | SHARED
+    made = rows.plain_rows([b""] * len(drafts), expires_ns, [draft.properties for draft in drafts])
+    refer = queue.shared.content.refer
+    entries: list[Entry] = []
+    for draft, body_id, message_id, row in zip(drafts, body_ids, ids, made, strict=True):
+        size_bytes = len(draft.payload)
+        refer(change, body_id, message_id)
+        entries.append(
+            Entry(head + message_id, rows.wrap(row, flags, body_id, size_bytes), size_bytes, flags, expires_ns)
+        )
+    return entries
 
 
 def _make_keyed(

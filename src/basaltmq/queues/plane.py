@@ -286,6 +286,19 @@ class QueuePlane:
             self._changes.sync()
         return ids
 
+    def publish_many(
+        self, names: Sequence[str], drafts: Sequence[Draft], *, durability: Durability | None = None
+    ) -> None:
+        """Add messages to several queues, all or none. Bodies of some size are stored once each."""
+
+        def add(change: Change) -> bool:
+            queues = [self._queue(name) for name in names]
+            fanout.publish_many(queues, change, drafts, durability)
+            return Durability.SYNCED in {durability or queue.config.durability for queue in queues}
+
+        if self._changes.do(add):
+            self._changes.sync()
+
     def lease(
         self, name: str, count: int = 1, *, consumer: str = "", visibility_ms: int | None = None, wait_ms: int = 0
     ) -> list[Delivery]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from basaltmq.broker import properties
 from basaltmq.broker.consumer import Consumer, Delivered
 from basaltmq.broker.properties import seal
-from basaltmq.broker.publishing import Publish
+from basaltmq.broker.tick_batch import Publish
 from basaltmq.protocols.amqp091 import consuming, reply_to
 from basaltmq.protocols.amqp091 import methods as m
 from basaltmq.protocols.amqp091.confirms import Confirms

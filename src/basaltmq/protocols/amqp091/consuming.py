@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from basaltmq.broker.properties import open_envelope
-from basaltmq.broker.publishing import ACK, REJECT, REQUEUE, Settlement
+from basaltmq.broker.tick_batch import ACK, REJECT, REQUEUE, Settlement
 from basaltmq.protocols.amqp091 import methods as m
 from basaltmq.protocols.amqp091 import reply_to
 from basaltmq.protocols.amqp091.errors import (

@@ -1,0 +1,108 @@
+"""Many messages for the same queues at once: what is stored, what goes, and that it is what one by one would be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from basaltmq.queues.config import QueueConfig
+from basaltmq.queues.draft import Draft
+from basaltmq.queues.plane import QueuePlane
+from basaltmq.store.api import Store
+from basaltmq.store.commit import GroupCommit
+from basaltmq.store.families import Family
+from basaltmq.store.memory import MemoryStore
+
+NAMES = ["a", "b", "c", "d", "e"]
+
+
+@pytest.fixture
+def store() -> Store:
+    return MemoryStore()
+
+
+def opened(store: Store) -> QueuePlane:
+    return QueuePlane(store, GroupCommit(store))
+
+
+def drafts(count: int, size: int = 1024) -> list[Draft]:
+    return [Draft(payload=b"%d" % at * size, properties=b"p%d" % at) for at in range(count)]
+
+
+def rows_of(store: Store, family: Family) -> int:
+    return sum(1 for _ in store.scan(family))
+
+
+@pytest.mark.spec("E4")
+def test_many_bodies_for_many_queues_are_stored_once_each_and_go_with_the_last_message(store: Store) -> None:
+    plane = opened(store)
+    for name in NAMES:
+        plane.create(QueueConfig(name=name))
+    plane.publish_many(NAMES, drafts(7))
+    assert rows_of(store, Family.BODIES) == 7
+    assert rows_of(store, Family.CONTENT_REFS) == 35
+    for number, name in enumerate(NAMES, 1):
+        found = plane.lease(name, 100)
+        assert [(each.payload, each.message().properties) for each in found] == [
+            (draft.payload, draft.properties) for draft in drafts(7)
+        ]
+        plane.ack(name, found[0].token)
+        assert rows_of(store, Family.BODIES) == (7 if number < len(NAMES) else 0)
+    assert rows_of(store, Family.CONTENT_REFS) == 0
+    assert plane.stats("a")["messages"] == 0
+    assert plane.stats("a")["apart"] == 0
+
+
+@pytest.mark.spec("E4")
+@pytest.mark.parametrize(
+    "config",
+    [
+        QueueConfig(name="c"),
+        QueueConfig(name="c", priorities_max=3),
+        QueueConfig(name="c", ttl_ms=60_000),
+        QueueConfig(name="c", length_max=3),
+        QueueConfig(name="c", dedup_window_ms=1000),
+    ],
+    ids=["plain", "priorities", "ttl", "limit", "dedup"],
+)
+def test_whatever_a_queue_asks_for_holds_as_it_does_one_by_one(config: QueueConfig) -> None:
+    found: list[dict[str, list[tuple[bytes, bytes, bool]]]] = []
+    for at_once in (True, False):
+        store = MemoryStore()
+        plane = opened(store)
+        for name in NAMES:
+            plane.create(config if name == "c" else QueueConfig(name=name))
+        sent = drafts(6)
+        if at_once:
+            plane.publish_many(NAMES, sent)
+        else:
+            for draft in sent:
+                plane.publish(NAMES, draft)
+        held = {name: [(m.payload, m.properties, bool(m.expires_ns)) for m in plane.browse(name)] for name in NAMES}
+        found.append(held)
+        for name in NAMES:
+            for leased in plane.lease(name, 100):
+                plane.ack(name, leased.token, [leased.id])
+        assert rows_of(store, Family.BODIES) == 0
+    assert found[0] == found[1]
+    assert len(found[0]["c"]) == (3 if config.length_max else 6)
+
+
+@pytest.mark.promise("P1")
+def test_many_shared_bodies_are_there_after_opening_again(tmp_path: Path) -> None:
+    from basaltmq.store.open import open_store
+
+    store = open_store(tmp_path)
+    plane = opened(store)
+    for name in NAMES:
+        plane.create(QueueConfig(name=name))
+    plane.publish_many(NAMES, drafts(20))
+    plane.close()
+    store.close()
+    store = open_store(tmp_path)
+    plane = opened(store)
+    for name in NAMES:
+        assert [each.payload for each in plane.lease(name, 100)] == [draft.payload for draft in drafts(20)]
+    plane.close()
+    store.close()
