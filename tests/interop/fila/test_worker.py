@@ -136,15 +136,16 @@ def test_a_handler_that_hangs_loses_its_message_if_leases_are_not_kept(client: C
 @pytest.mark.spec("C7")
 def test_stopping_finishes_what_runs_and_gives_back_the_rest(client: Client, queue: str, admin: Admin) -> None:
     client.enqueue(queue, [b"%d" % i for i in range(20)])
-    begun, finish = threading.Event(), threading.Event()
+    begun, finish = threading.Semaphore(0), threading.Event()
 
     def handle(message: Leased) -> None:
-        begun.set()
+        begun.release()
         assert finish.wait(WAIT_S)
 
     worker = Worker(client, queue, handle, concurrency=2, ahead=10, visibility_ms=3_600_000)
     worker.start()
-    assert begun.wait(WAIT_S)
+    assert begun.acquire(timeout=WAIT_S)
+    assert begun.acquire(timeout=WAIT_S)
     until(lambda: admin.GetStats(queue=queue).in_flight >= 12)
     worker.stop()
     finish.set()
