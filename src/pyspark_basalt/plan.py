@@ -25,6 +25,8 @@ class Piece(msgspec.Struct, frozen=True):
     partition: int
     begin: int
     end: int
+    shard: int | None = None
+    """What kept the partition when this was planned: a view that sees another one is out of date."""
 
 
 def partitions_of(view: StreamView, options: ReadOptions) -> list[tuple[str, int]]:
@@ -92,7 +94,7 @@ def pieces(view: StreamView, start: Offsets, end: Offsets, options: ReadOptions)
             begin = check_kept(topic, number, begin, to, info, options)
             to = min(to, info.high_watermark) if not options.fail_on_data_loss else to
             if begin < to:
-                whole.append(Piece(topic, number, begin, to))
+                whole.append(Piece(topic, number, begin, to, info.meta.number))
     total = sum(piece.end - piece.begin for piece in whole)
     return [part for piece in whole for part in _cut(view, piece, total, options)]
 
@@ -128,7 +130,8 @@ def _cut(view: StreamView, piece: Piece, total: int, options: ReadOptions) -> It
     parts = min(parts, count)
     for index in range(parts):
         begin = piece.begin + count * index // parts
-        yield Piece(piece.topic, piece.partition, begin, piece.begin + count * (index + 1) // parts)
+        end = piece.begin + count * (index + 1) // parts
+        yield Piece(piece.topic, piece.partition, begin, end, piece.shard)
 
 
 def limited(start: Offsets, latest: Offsets, count_max: int) -> Offsets:

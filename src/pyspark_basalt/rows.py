@@ -11,7 +11,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from basaltmq.errors import OffsetOutOfRangeError
+from basaltmq.errors import InvalidArgumentError, NotFoundError, OffsetOutOfRangeError
+from basaltmq.streams.adapter import ShardInfo
 from basaltmq.streams.view import StreamView
 from pyspark_basalt.options import ReadOptions
 from pyspark_basalt.plan import Piece, check_kept
@@ -44,10 +45,7 @@ _WITH_HEADERS: Final = _PLAIN.append(pa.field("headers", pa.list_(pa.field("elem
 
 def read_piece(view: StreamView, piece: Piece, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """The records of a piece; gaps left by deletes, expiry and compaction are passed over."""
-    info = view.info(piece.topic, piece.partition)
-    if info.high_watermark < piece.end:
-        view.refresh()
-        info = view.info(piece.topic, piece.partition)
+    info = _info(view, piece)
     offset = check_kept(piece.topic, piece.partition, piece.begin, piece.end, info, options)
     while offset < piece.end:
         rows = min(options.batch_rows, piece.end - offset)
@@ -66,6 +64,19 @@ def read_piece(view: StreamView, piece: Piece, options: ReadOptions) -> Iterator
             check_kept(piece.topic, piece.partition, offset, piece.end, info, options)
             return
         offset = found.next_offset
+
+
+def _info(view: StreamView, piece: Piece) -> ShardInfo:
+    """The partition as it is; the view may be older than the plan, and know another topic of the name, or none."""
+    try:
+        info = view.info(piece.topic, piece.partition)
+        if info.high_watermark >= piece.end and piece.shard in (None, info.meta.number):
+            return info
+    except (NotFoundError, InvalidArgumentError):
+        # Made, or given more partitions, since the view was last used; if it is gone, that is told below.
+        pass
+    view.refresh()
+    return view.info(piece.topic, piece.partition)
 
 
 def _below(batch: pa.RecordBatch, end: int) -> pa.RecordBatch:

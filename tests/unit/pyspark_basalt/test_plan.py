@@ -71,7 +71,7 @@ def test_offsets_given_are_kept_and_those_outside_refused(view: StreamView, stor
     asked = options(
         store, assign='{"orders": [0]}', startingOffsets='{"orders": {"0": 3}}', endingOffsets='{"orders": {"0": 6}}'
     )
-    assert planned(view, asked) == [Piece("orders", 0, 3, 6)]
+    assert planned(view, asked) == [Piece("orders", 0, 3, 6, view.info("orders", 0).meta.number)]
     with pytest.raises(InvalidArgumentError, match=r"ends at offset 10; it cannot be read from 11"):
         planned(view, options(store, assign='{"orders": [0]}', startingOffsets='{"orders": {"0": 11}}'))
     with pytest.raises(InvalidArgumentError, match=r"not read: orders\[1\]"):
@@ -88,7 +88,7 @@ def test_what_retention_removed_is_an_error_or_skipped_as_asked(store: Path) -> 
         lenient = options(
             store, assign='{"orders": [0]}', startingOffsets='{"orders": {"0": 1}}', failOnDataLoss="false"
         )
-        assert planned(view, lenient) == [Piece("orders", 0, 4, 10)]
+        assert planned(view, lenient) == [Piece("orders", 0, 4, 10, view.info("orders", 0).meta.number)]
         batches = list(read_piece(view, Piece("orders", 0, 1, 10), lenient))
         assert [v for b in batches for v in b.column("offset").to_pylist()] == list(range(4, 10))
 

@@ -10,10 +10,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 import basaltmq
 from basaltmq.embedded.database import Settings
 from basaltmq.embedded.events import EventSettings
+from basaltmq.streams.view import StreamView
 from pyspark_basalt.events import SCHEMA as EVENTS
 from pyspark_basalt.options import parse
 from pyspark_basalt.plan import Piece
+from pyspark_basalt.rows import read_piece
 from pyspark_basalt.source import BatchReader, StreamReader
+from pyspark_basalt.views import view_of
 
 pytestmark = pytest.mark.spec("F1")
 
@@ -34,7 +37,9 @@ def test_the_first_batch_is_repeated_from_where_it_began_though_latest_moved_on(
         again = reader(tmp_path)
         asked_again = again.initialOffset()
         assert asked_again != start
-        assert [p.value for p in again.partitions(asked_again, end)] == [Piece("orders", 0, 1, 3)]
+        assert [p.value for p in again.partitions(asked_again, end)] == [
+            Piece("orders", 0, 1, 3, orders.info().meta.number)
+        ]
 
 
 def test_a_limit_is_kept_and_new_partitions_begin_at_their_beginning(tmp_path: Path) -> None:
@@ -81,3 +86,21 @@ def test_lifecycle_events_are_read_one_by_one(tmp_path: Path) -> None:
     ]
     assert rows[2]["messageId"] == rows[3]["messageId"]
     assert [field.split()[0] for field in EVENTS.split(", ")] == list(rows[0])
+
+
+def test_a_view_that_is_older_than_the_topic_is_brought_up_to_date(tmp_path: Path) -> None:
+    with basaltmq.open(tmp_path) as db:
+        db.topic("orders").append([b"old"] * 3)
+        view = view_of(str(tmp_path))
+        options = parse({"path": str(tmp_path), "subscribe": "orders"})
+        db.delete_topic("orders")
+        fresh = db.topic("orders", partitions=2)
+        fresh.append([b"new"] * 2, partition=0)
+        fresh.append([b"new"], partition=1)
+        db.topic("later").append([b"new"])
+        with StreamView.open(tmp_path) as planner:
+            shards = {name: planner.topic(name).shards for name in ("orders", "later")}
+        for name, partition, count in (("orders", 0, 2), ("orders", 1, 1), ("later", 0, 1)):
+            piece = Piece(name, partition, 0, count, shards[name][partition])
+            rows = [row for batch in read_piece(view, piece, options) for row in batch.to_pylist()]
+            assert [row["value"] for row in rows] == [b"new"] * count

@@ -21,6 +21,7 @@ from basaltmq.errors import (
     StoreLockedError,
     TopicNotFoundError,
 )
+from basaltmq.log.record import Record
 from basaltmq.streams import stage
 from basaltmq.streams.imports import open_imports, read_run
 from basaltmq.streams.stage import Part, PartWriter, folder_of
@@ -154,10 +155,12 @@ def test_a_topic_made_again_meanwhile_gets_the_whole_batch(tmp_path: Path, forge
     child.close()
     with basaltmq.open(path) as db:
         db.delete_topic("orders")
-        db.topic("orders", partitions=2)
+        # What is in it looks like the beginning of the import, at the same offsets, and is not.
+        alike = [Record(value, None, (("from", b"test"),), timestamp_ms=1000) for value in (b"a", b"b")]
+        db.topic("orders", partitions=2).append([b"before", *alike], partition=0)
     with open_imports(path) as imports:
         imports.run("q", 3, [])
-    assert values(path) == [[b"a", b"b", b"d"], ONCE[1]]
+    assert values(path) == [[b"before", b"a", b"b", b"a", b"b", b"d"], ONCE[1]]
 
 
 def test_a_stage_that_is_not_what_was_staged_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
