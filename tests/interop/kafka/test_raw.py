@@ -80,7 +80,8 @@ def test_every_level_of_acks_appends_in_order(kafka: Broker, acks: int) -> None:
             answers = [client.answer(k.PRODUCE, 9)["topics"][0]["partitions"][0] for _ in range(20)]
             assert [each["base_offset"] for each in answers] == list(range(20))
         found = client.fetch(topic, 0, max_wait_ms=10_000)
-        offset, values = 0, []
+        offset = 0
+        values: list[bytes] = []
         while len(values) < 20:
             raw = found["records"]
             while raw:

@@ -1,0 +1,131 @@
+"""What is acknowledged is there, once and in order, though the broker is killed in between."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.interop.kafka.client_modules import confluent_kafka
+from tests.interop.kafka.raw import RawClient, batch_of
+from tests.interop.server import running
+
+from basaltmq.protocols.kafka import api as k
+from basaltmq.protocols.kafka import errors as e
+
+WAIT_S = 60.0
+KILLS = 3
+EACH = 1500
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def flags(port: int) -> tuple[str, ...]:
+    return ("--kafka-enabled=true", f"--kafka-port={port}", "--fila-enabled=false")
+
+
+@pytest.mark.promise("P1")
+def test_an_idempotent_producer_goes_on_over_kills_without_loss_or_doubles(tmp_path: Path) -> None:
+    port = free_port()
+    with running(tmp_path / "data", *flags(port)) as broker:
+        failed: list[Any] = []
+        settings = {"bootstrap.servers": f"127.0.0.1:{port}", "enable.idempotence": True, "linger.ms": 1}
+        producer = confluent_kafka.Producer({**settings, "log_level": 0, "reconnect.backoff.max.ms": 200})
+        acknowledged = 0
+
+        def told(error: Any, _: Any) -> None:
+            nonlocal acknowledged
+            acknowledged += error is None
+            failed.extend([error] if error else [])
+
+        sent = 0
+        for _ in range(KILLS):
+            for _ in range(EACH):
+                producer.produce("once", b"%d" % sent, on_delivery=told)
+                sent += 1
+                if sent % 50 == 0:
+                    producer.poll(0.001)
+            until = time.monotonic() + WAIT_S
+            while acknowledged < sent - EACH // 2 and time.monotonic() < until:
+                producer.poll(0.01)
+            broker.kill()
+            broker.start()
+        assert producer.flush(WAIT_S) == 0
+        assert not failed
+        consumer = confluent_kafka.Consumer(
+            {"bootstrap.servers": f"127.0.0.1:{port}", "group.id": "once", "auto.offset.reset": "earliest"}
+        )
+        consumer.assign([confluent_kafka.TopicPartition("once", 0, 0)])
+        found: list[bytes] = []
+        until = time.monotonic() + WAIT_S
+        while len(found) < sent and time.monotonic() < until:
+            found += [message.value() for message in consumer.consume(500, 0.5)]
+        found += [message.value() for message in consumer.consume(1, 0.5)]
+        consumer.close()
+        assert found == [b"%d" % number for number in range(sent)]
+
+
+@pytest.mark.promise("P1")
+def test_a_batch_sent_again_after_a_kill_is_known(tmp_path: Path) -> None:
+    port = free_port()
+    with running(tmp_path / "data", *flags(port)) as broker:
+        with RawClient(port) as client:
+            client.create("again")
+            asked = {"transactional_id": None, "transaction_timeout_ms": 0}
+            pid = client.ask(k.INIT_PRODUCER_ID, 4, asked)["producer_id"]
+            for sequence in range(8):
+                batch = batch_of(b"%d" % sequence, producer=(pid, 0, sequence))
+                assert client.produce("again", batch)["base_offset"] == sequence
+        broker.kill()
+        broker.start()
+        with RawClient(port) as client:
+            assert client.ask(k.INIT_PRODUCER_ID, 4, asked)["producer_id"] > pid
+            assert client.produce("again", batch)["base_offset"] == 7
+            skipped = client.produce("again", batch_of(b"9", producer=(pid, 0, 9)))
+            assert skipped["error_code"] == e.OUT_OF_ORDER_SEQUENCE_NUMBER
+            assert client.produce("again", batch_of(b"8", producer=(pid, 0, 8)))["base_offset"] == 8
+        assert broker.stop() == 0
+        broker.start()
+        with RawClient(port) as client:
+            assert client.produce("again", batch_of(b"8", producer=(pid, 0, 8)))["base_offset"] == 8
+            assert client.fetch("again", 0)["high_watermark"] == 9
+
+
+def test_committed_offsets_outlive_a_kill_and_members_join_again(tmp_path: Path) -> None:
+    port = free_port()
+    with running(tmp_path / "data", *flags(port)) as broker:
+        producer = confluent_kafka.Producer({"bootstrap.servers": f"127.0.0.1:{port}", "log_level": 0})
+        for number in range(10):
+            producer.produce("kept", b"%d" % number)
+        assert producer.flush(WAIT_S) == 0
+        consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": f"127.0.0.1:{port}",
+                "group.id": "kept",
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+                "heartbeat.interval.ms": 500,
+                "log_level": 0,
+            }
+        )
+        consumer.subscribe(["kept"])
+        found: list[bytes] = []
+        until = time.monotonic() + WAIT_S
+        while len(found) < 10 and time.monotonic() < until:
+            found += [message.value() for message in consumer.consume(10 - len(found), 0.5) if not message.error()]
+        consumer.commit(asynchronous=False)
+        broker.kill()
+        broker.start()
+        producer.produce("kept", b"after")
+        assert producer.flush(WAIT_S) == 0
+        while len(found) < 11 and time.monotonic() < until:
+            found += [message.value() for message in consumer.consume(1, 0.5) if not message.error()]
+        consumer.close()
+        assert found == [*(b"%d" % number for number in range(10)), b"after"]
