@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 
 from basaltmq.errors import InvalidArgumentError
 from basaltmq.pipeline.place import DEFAULT_VHOST
+from basaltmq.streams.imports import ONCE
 from basaltmq.streams.stage import check_run
 
 _NAMES: Final = ("path", "vhost", "topic", "runId", "batchId", "checkpointLocation")
@@ -71,7 +72,9 @@ def parse_write(options: Mapping[str, str], schema: StructType, *, is_streaming:
     batch = given.get("batchid", "0")
     if not batch.isdecimal():
         raise InvalidArgumentError(f"batchId is a number from 0 on, not {batch!r:.80}")
-    run = check_run(given["runid"]) if "runid" in given else f"once-{uuid4().hex}"
+    run = check_run(given["runid"]) if "runid" in given else f"{ONCE}{uuid4().hex}"
+    if "runid" in given and run.startswith(ONCE):
+        raise InvalidArgumentError(f"runs that begin with {ONCE!r} are not remembered; name it otherwise than {run!r}")
     return WriteOptions(given["path"], given.get("vhost", DEFAULT_VHOST), topic, run, int(batch))
 
 

@@ -54,6 +54,9 @@ from basaltmq.streams.view import LOG
 
 NONE_DONE: Final = -1
 
+ONCE: Final = "once-"
+"""Runs named so have one batch that nobody can bring again, so nothing of them is remembered."""
+
 LAYOUT: Final = 1
 
 _log = logging.getLogger("basaltmq.streams")
@@ -174,7 +177,10 @@ class Imports:
             appends += self._append(base, intent, parts, is_resumed=is_resumed)
         for append in appends:
             self._streams.drivers.wait(append)
-        self._save(run, Run(last_batch=intent.batch))
+        if run.startswith(ONCE):
+            self._forget(run)
+        else:
+            self._save(run, Run(last_batch=intent.batch))
         stage.remove(folder)
 
     def _append(self, base: Base, intent: Intent, parts: Sequence[StagedPart], *, is_resumed: bool) -> Iterator[Append]:
@@ -221,6 +227,12 @@ class Imports:
 
     def _needed(self) -> set[tuple[str, int]]:
         return {(run, state.intent.batch) for run, state in runs(self._store) if state.intent is not None}
+
+    def _forget(self, run: str) -> None:
+        batch = Batch()
+        batch.delete(Family.IMPORTS, keys.import_key(run))
+        self._store.write(batch)
+        self._store.sync()
 
     def _save(self, run: str, state: Run) -> None:
         batch = Batch()

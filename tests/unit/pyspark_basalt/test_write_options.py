@@ -48,6 +48,7 @@ def schema(text: str) -> StructType:
         ({"path": "/x"}, "value STRING, topic INT", "topic is string, not int"),
         ({"path": "/x", "topic": "a", "runId": "r"}, "value BINARY", "go together"),
         ({"path": "/x", "topic": "a", "runId": "r", "batchId": "-1"}, "value BINARY", "number from 0 on"),
+        ({"path": "/x", "topic": "a", "runId": "once-a", "batchId": "1"}, "value BINARY", "not remembered"),
         ({"path": "/x", "topic": "a", "runId": "a/b", "batchId": "1"}, "value BINARY", "a run is named by"),
     ],
 )

@@ -23,7 +23,7 @@ from basaltmq.errors import (
 )
 from basaltmq.log.record import Record
 from basaltmq.streams import stage
-from basaltmq.streams.imports import open_imports, read_run
+from basaltmq.streams.imports import open_imports, read_run, runs
 from basaltmq.streams.stage import Part, PartWriter, folder_of
 
 CHILD = "tests.unit.streams.import_child:run"
@@ -85,6 +85,15 @@ def test_a_batch_is_imported_once_and_its_stage_goes(tmp_path: Path, engine: str
         record = next(db.topic("orders").read(1))
         assert (record.key, record.headers, record.timestamp_ms) == (None, (("from", b"test"),), 1000)
         assert read_run(db.store, "q").last_batch == 0
+
+
+def test_of_a_run_that_cannot_come_again_nothing_is_remembered(tmp_path: Path) -> None:
+    store(tmp_path)
+    with open_imports(tmp_path) as imports:
+        assert imports.run("once-1", 0, [staged(tmp_path, "once-1", 0, CHUNKS)]).records == 6
+    assert values(tmp_path) == ONCE
+    with basaltmq.open(tmp_path) as db:
+        assert list(runs(db.store)) == []
 
 
 def test_runs_are_apart_and_batches_follow_one_another(tmp_path: Path) -> None:
