@@ -25,8 +25,8 @@ $(READY): requirements/base.txt requirements/dev.txt pyproject.toml setup.py $(w
 run: $(READY) ## Start the broker on storage in ./data, and say what to type next
 	@$(BIN)/basalt serve --data-dir data
 
-demo: $(READY) ## Write and read an embedded store in ./demo-data, without a broker
-	@$(BIN)/basalt demo
+demo: $(READY) ## Publish, consume, archive, audit and report on Spark in ./demo-pipeline; needs Java 17
+	@$(BIN)/python examples/demo.py
 
 test: $(READY) ## Run the checks and every test
 	@$(MAKE) --no-print-directory check

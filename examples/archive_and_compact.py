@@ -1,0 +1,35 @@
+"""Archive a topic to Parquet in small batches, look at it, and put the small files together.
+
+python examples/archive_and_compact.py
+"""
+
+# %% A store with orders in it
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import orders
+
+from basaltmq.pipeline.archive import ArchiveJob, archive
+from basaltmq.pipeline.compact import CompactJob, compact
+from basaltmq.pipeline.session import spark_session
+
+folder = Path(tempfile.mkdtemp(prefix="basalt-example-"))
+data, target = folder / "data", folder / "archive"
+orders.publish(data, 5_000)
+
+# %% Archive it; run again, this does nothing, because all is archived
+spark = spark_session("example", conf={"spark.sql.shuffle.partitions": "2"})
+job = ArchiveJob(source={"path": str(data), "subscribe": "orders"}, target=str(target), offsets_max=1_000)
+print(archive(spark, job))
+print(archive(spark, job))
+
+# %% It is plain Parquet
+frame = spark.read.parquet(str(target))
+frame.groupBy("topic", "day").count().orderBy("day").show()
+
+# %% Small files together; the records are the same
+print(compact(spark, CompactJob(archive=str(target))))
+print(spark.read.parquet(str(target)).count(), "records, in", target)
+spark.stop()
