@@ -91,9 +91,7 @@ class Connection(asyncio.Protocol):
         self.server.node.connections.remove(self._number)
         if self._step is not None:
             self._step.cancel()
-        for task, _ in self._waiting:
-            task.cancel()
-        self._waiting.clear()
+        # What was appended goes on to its sync: those who wait for it are told by it.
         self.server.left(self)
 
     def data_received(self, data: bytes) -> None:
@@ -118,7 +116,7 @@ class Connection(asyncio.Protocol):
                 if frame is None:
                     break
                 self._handle(frame)
-        except MalformedRequestError as error:
+        except BasaltError as error:
             self._end(str(error))
         except Exception:
             _log.exception("%s: a request failed", self.name)
@@ -206,6 +204,11 @@ class Connection(asyncio.Protocol):
         return k.encode_response(request.api, request.version, request.correlation_id, body)
 
     def _one_is_done(self, done: asyncio.Task[list[bytes]]) -> None:
+        self._send_done()
+        self._pump()
+
+    def _send_done(self) -> None:
+        """Send the answers of produce requests that have one, in order."""
         while self._waiting and self._waiting[0][0].done():
             task, size_bytes = self._waiting.popleft()
             self._waiting_bytes -= size_bytes
@@ -217,7 +220,6 @@ class Connection(asyncio.Protocol):
                 self._end("an error of the broker's")
                 return
             self._send(task.result())
-        self._pump()
 
     def _begin(self, step: Coroutine[Any, Any, list[bytes]]) -> None:
         """Something that holds what is behind it."""
@@ -228,10 +230,8 @@ class Connection(asyncio.Protocol):
             chunks = await step
             while self._waiting:
                 await asyncio.wait([task for task, _ in self._waiting])
-                self._one_is_done(self._waiting[0][0]) if self._waiting else None
+                self._send_done()
             self._send(chunks)
-        except MalformedRequestError as error:
-            self._end(str(error))
         except BasaltError as error:
             self._end(str(error))
         except Exception:

@@ -7,7 +7,7 @@
 In PreparingRebalance members wait in JoinGroup; when all are there, or the longest rebalance timeout is over, a
 generation begins: one protocol all of them know is chosen by vote, and one of them, the leader, gets everybody's
 metadata. In CompletingRebalance they wait in SyncGroup for what the leader deals out. A member that is silent for its
-session timeout goes; one that waits in a join is not silent.
+session timeout goes; one that waits for an answer is not silent.
 
 A static member (with an instance id) that comes back under the same name takes its place, without a rebalance if the
 group is stable; whoever had that place before is fenced. Static members are not taken out when they miss a rebalance,
@@ -70,8 +70,8 @@ class Member:
 
     @property
     def is_waiting(self) -> bool:
-        """In a JoinGroup that is not answered."""
-        return self.join is not None and not self.join.done()
+        """In a JoinGroup or SyncGroup that is not answered."""
+        return any(future is not None and not future.done() for future in (self.join, self.sync))
 
 
 class Group:

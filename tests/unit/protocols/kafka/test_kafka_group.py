@@ -1,0 +1,238 @@
+"""A consumer group on a loop whose time is the test's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from basaltmq.protocols.kafka import errors as e
+from basaltmq.protocols.kafka.group import Group, State
+
+SESSION_S = 10.0
+REBALANCE_S = 60.0
+
+
+class FakeTime(asyncio.SelectorEventLoop):
+    """A loop that goes on to the next timer as soon as nothing else is to be done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0.0
+
+    def time(self) -> float:
+        return self._now
+
+    def _run_once(self) -> None:
+        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
+            self._now = max(self._now, self._scheduled[0]._when)  # type: ignore[attr-defined]
+        super()._run_once()  # type: ignore[misc]
+
+
+def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    with asyncio.Runner(loop_factory=FakeTime) as runner:
+        runner.run(body())
+
+
+class World:
+    """A group and its clients."""
+
+    def __init__(self) -> None:
+        self.last = 0
+        self.emptied: list[Group] = []
+        self.group = Group("g", self._new_id, self.emptied.append)
+
+    def _new_id(self, client: str) -> str:
+        self.last += 1
+        return f"{client}-{self.last}"
+
+    def join(
+        self,
+        member_id: str = "",
+        *,
+        instance: str | None = None,
+        version: int = 3,
+        protocols: tuple[str, ...] = ("range",),
+    ) -> asyncio.Task[dict[str, Any]]:
+        asked = {
+            "member_id": member_id,
+            "group_instance_id": instance,
+            "session_timeout_ms": int(SESSION_S * 1000),
+            "rebalance_timeout_ms": int(REBALANCE_S * 1000),
+            "protocol_type": "consumer",
+            "protocols": [{"name": name, "metadata": name.encode()} for name in protocols],
+        }
+        return asyncio.create_task(self.group.join(asked, version, "client", "host"))
+
+    def sync(self, member_id: str, generation: int, **dealt: bytes) -> asyncio.Task[dict[str, Any]]:
+        asked = {
+            "member_id": member_id,
+            "group_instance_id": None,
+            "generation_id": generation,
+            "protocol_type": None,
+            "protocol_name": None,
+            "assignments": [
+                {"member_id": name.replace("_", "-"), "assignment": share} for name, share in dealt.items()
+            ],
+        }
+        return asyncio.create_task(self.group.sync(asked))
+
+    async def two(self) -> tuple[str, str]:
+        """Two members, stable; the leader first."""
+        first, second = await asyncio.gather(self.join(), self.join())
+        leader, other = (first, second) if first["leader"] == first["member_id"] else (second, first)
+        assert len(leader["members"]) == 2
+        assert not other["members"]
+        shares = {leader["member_id"].replace("-", "_"): b"A", other["member_id"].replace("-", "_"): b"B"}
+        dealt = await asyncio.gather(self.sync(other["member_id"], 1), self.sync(leader["member_id"], 1, **shares))
+        assert [each["assignment"] for each in dealt] == [b"B", b"A"]
+        assert self.group.state is State.STABLE
+        return leader["member_id"], other["member_id"]
+
+
+def test_members_that_come_together_begin_one_generation_and_get_their_shares() -> None:
+    async def body() -> None:
+        world = World()
+        await world.two()
+        assert world.group.generation == 1
+
+    run(body)
+
+
+def test_a_third_member_makes_the_others_join_again() -> None:
+    async def body() -> None:
+        world = World()
+        leader, other = await world.two()
+        third = world.join()
+        await asyncio.sleep(0)
+        assert world.group.heartbeat(leader, None, 1) == e.REBALANCE_IN_PROGRESS
+        joined = await asyncio.gather(world.join(leader), world.join(other), third)
+        assert {each["generation_id"] for each in joined} == {2}
+        assert world.group.heartbeat(leader, None, 1) == e.ILLEGAL_GENERATION
+        assert world.group.wrong_commit(leader, None, 1) == e.ILLEGAL_GENERATION
+        assert world.group.wrong_commit("stranger", None, 2) == e.UNKNOWN_MEMBER_ID
+
+    run(body)
+
+
+def test_a_member_that_does_not_join_again_is_out_after_the_rebalance_timeout() -> None:
+    async def body() -> None:
+        world = World()
+        leader, other = await world.two()
+        third = world.join()
+        again = world.join(leader)
+        keeps = asyncio.get_running_loop().time()
+        # It is heard of all the time, and still does not join.
+        while not again.done():
+            world.group.heartbeat(other, None, 1)
+            await asyncio.sleep(1)
+        assert asyncio.get_running_loop().time() - keeps >= REBALANCE_S - 1
+        assert other not in world.group.members
+        assert {(await again)["generation_id"], (await third)["generation_id"]} == {2}
+
+    run(body)
+
+
+def test_a_silent_member_is_out_after_its_session_and_the_others_go_on() -> None:
+    async def body() -> None:
+        world = World()
+        leader, other = await world.two()
+        for _ in range(30):
+            await asyncio.sleep(SESSION_S / 10)
+            if world.group.heartbeat(leader, None, 1) == e.REBALANCE_IN_PROGRESS:
+                break
+        assert other not in world.group.members
+        assert (await world.join(leader))["generation_id"] == 2
+
+    run(body)
+
+
+def test_a_group_is_empty_when_the_last_member_left_or_fell_silent() -> None:
+    async def body() -> None:
+        world = World()
+        leader, other = await world.two()
+        assert world.group.leave(other, None) == e.NONE
+        assert world.group.leave(other, None) == e.UNKNOWN_MEMBER_ID
+        await asyncio.sleep(REBALANCE_S + SESSION_S)
+        assert leader not in world.group.members
+        assert world.group.state is State.EMPTY
+        assert world.emptied
+        assert world.group.wrong_commit("", None, -1) == e.NONE
+
+    run(body)
+
+
+def test_members_that_do_not_ask_for_their_share_go() -> None:
+    async def body() -> None:
+        world = World()
+        first, second = await asyncio.gather(world.join(), world.join())
+        lazy, other = (first, second) if first["leader"] == first["member_id"] else (second, first)
+        waiting = world.sync(other["member_id"], 1)
+        for _ in range(int(REBALANCE_S) + 1):
+            await asyncio.sleep(1)
+            if waiting.done():
+                break
+            world.group.heartbeat(lazy["member_id"], None, 1)
+        assert (await waiting)["error_code"] == e.REBALANCE_IN_PROGRESS
+        assert lazy["member_id"] not in world.group.members
+
+    run(body)
+
+
+def test_an_id_is_asked_for_before_a_member_counts() -> None:
+    async def body() -> None:
+        world = World()
+        told = await world.join(version=4)
+        assert told["error_code"] == e.MEMBER_ID_REQUIRED
+        joined = await world.join(told["member_id"], version=4)
+        assert (joined.get("error_code", 0), joined["generation_id"]) == (0, 1)
+        assert (await world.join("made-up", version=4))["error_code"] == e.UNKNOWN_MEMBER_ID
+
+    run(body)
+
+
+@pytest.mark.parametrize("version", [5, 9])
+def test_a_static_member_takes_its_place_again_and_its_former_self_is_fenced(version: int) -> None:
+    async def body() -> None:
+        world = World()
+        first = await world.join(instance="one", version=version)
+        old = first["member_id"]
+        await world.sync(old, 1, **{old.replace("-", "_"): b"A"})
+        back = await world.join(instance="one", version=version)
+        assert back["member_id"] != old
+        assert back["generation_id"] == 1
+        assert world.group.state is State.STABLE
+        if version >= 9:
+            assert back["skip_assignment"]
+        else:
+            assert back["leader"] == old
+        assert world.group.heartbeat(old, "one", 1) == e.FENCED_INSTANCE_ID
+        assert (await world.sync(back["member_id"], 1))["assignment"] == b"A"
+
+    run(body)
+
+
+def test_a_protocol_all_know_is_chosen_and_a_member_without_one_is_refused() -> None:
+    async def body() -> None:
+        world = World()
+        joined = await asyncio.gather(
+            world.join(protocols=("sticky", "range")), world.join(protocols=("roundrobin", "range"))
+        )
+        assert {each["protocol_name"] for each in joined} == {"range"}
+        refused = await world.join(protocols=("sticky",))
+        assert refused["error_code"] == e.INCONSISTENT_GROUP_PROTOCOL
+
+    run(body)
+
+
+def test_who_waits_when_the_group_is_closed_is_told() -> None:
+    async def body() -> None:
+        world = World()
+        waiting = world.join()
+        await asyncio.sleep(0)
+        world.group.close()
+        assert (await waiting)["error_code"] == e.COORDINATOR_NOT_AVAILABLE
+
+    run(body)
