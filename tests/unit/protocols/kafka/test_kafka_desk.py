@@ -1,0 +1,188 @@
+"""Requests against a stream plane of their own, without a broker around it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import google_crc32c
+import pytest
+
+from basaltmq.broker.stream_queue import StreamQueues
+from basaltmq.errors import InvalidConfigError
+from basaltmq.log.kafka import encode_plain, read_header, records
+from basaltmq.log.record import Record
+from basaltmq.protocols.kafka import api as k
+from basaltmq.protocols.kafka import errors as e
+from basaltmq.protocols.kafka import producers as producers_module
+from basaltmq.protocols.kafka.api import APIS, Request
+from basaltmq.protocols.kafka.configs import topic_config
+from basaltmq.protocols.kafka.desk import Client, Desk, Settings
+from basaltmq.protocols.kafka.errors import Refused
+from basaltmq.protocols.kafka.fetch import fetch
+from basaltmq.protocols.kafka.producers import Known, Producer, Producers, decode_row, encode_row
+from basaltmq.store.open import open_store
+from basaltmq.store.rocks import RocksStore
+from basaltmq.streams.durability import Durability
+from basaltmq.streams.segment_engine import SegmentEngine
+
+
+class Anybody:
+    """A client that may do everything."""
+
+    client_id = host = "anybody"
+
+    def address(self) -> tuple[str, int]:
+        return "localhost", 9092
+
+    def check(self, kind: str, resource: str) -> None:
+        return
+
+    def may(self, kind: str, resource: str) -> bool:
+        return True
+
+
+class World:
+    def __init__(self, path: Path) -> None:
+        self.store: RocksStore = open_store(path)
+        self.streams = StreamQueues(
+            self.store, path, lambda: 1_700_000_000_000, visible=lambda queue: None, failed=lambda error: None
+        )
+        vhost = SimpleNamespace(name="/", streams=self.streams, store=self.store, is_up=True)
+        self.desk = Desk(cast(Any, None), cast(Any, vhost), Settings())
+
+    def topic(self, name: str) -> tuple[SegmentEngine, int]:
+        self.desk.plane.topics.create(name, topic_config((), 1, Durability.WRITTEN))
+        return self.desk.engine(self.desk.topic(name), 0)
+
+    def fetch(self, topic: str, offset: int, max_bytes: int = 1 << 20) -> dict[str, Any]:
+        partition = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": max_bytes}
+        body = {
+            "session_id": 0,
+            "session_epoch": -1,
+            "max_wait_ms": 0,
+            "min_bytes": 1,
+            "max_bytes": max_bytes,
+            "topics": [{"topic": topic, "partitions": [partition]}],
+        }
+        answer = fetch(self.desk, cast(Client, Anybody()), Request(APIS[k.FETCH], 12, 1, None, body))
+        assert isinstance(answer, dict)
+        found: dict[str, Any] = answer["topics"][0]["partitions"][0]
+        return found
+
+    def close(self) -> None:
+        self.streams.close()
+        self.store.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path / "store")
+    yield made
+    made.close()
+
+
+def batch_of(*values: bytes, producer: tuple[int, int, int] | None = None) -> bytes:
+    raw = encode_plain([Record(value, timestamp_ms=1_700_000_000_000) for value in values])
+    if producer is None:
+        return raw
+    covered = raw[21:43] + struct.pack(">qhi", *producer) + raw[57:]
+    return raw[:17] + struct.pack(">I", google_crc32c.value(covered)) + covered
+
+
+def positions(world: World, topic: str, offset: int, end: int) -> list[tuple[int, list[bytes]]]:
+    """Where a consumer goes from batch to batch, with what it finds at or after its place."""
+    steps = []
+    while offset < end:
+        found = world.fetch(topic, offset, max_bytes=1)
+        raw = b"".join(found["records"])
+        header = read_header(raw)
+        values = [each.value for each in records(raw) if each.offset >= offset]
+        after = header.base_offset + header.last_offset_delta + 1
+        assert after > offset, f"a consumer at {offset} would ask for ever"
+        steps.append((after, values))
+        offset = after
+    return steps
+
+
+def test_a_consumer_passes_over_what_was_deleted(world: World) -> None:
+    engine, shard = world.topic("holes")
+    for number in range(4):
+        engine.append_kafka(shard, batch_of(*(b"%d%d" % (number, at) for at in range(3))))
+    engine.delete_by_offset(shard, [1, 2, 3, 4, 5, 10, 11])
+    walked = positions(world, "holes", 0, 12)
+    assert walked[-1][0] == 12
+    assert [value for _, values in walked for value in values] == [b"00", b"20", b"21", b"22", b"30"]
+
+
+def test_a_batch_comes_back_as_it_went_in_but_for_its_offset(world: World) -> None:
+    engine, shard = world.topic("same")
+    engine.append_kafka(shard, batch_of(b"first"))
+    raw = batch_of(b"a", b"b")
+    engine.append_kafka(shard, raw)
+    (found,) = world.fetch("same", 1)["records"]
+    assert found[8:] == raw[8:]
+    assert read_header(found).base_offset == 1
+
+
+def test_what_earlier_processes_appended_is_known_from_row_and_log(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producers_module, "ROW_EVERY", 4)
+    engine, shard = world.topic("producers")
+    first = Producers(world.store)
+    pid, is_written = first.next_id()
+    assert is_written
+    for sequence in range(10):
+        raw = batch_of(b"%d" % sequence, producer=(pid, 0, sequence))
+        assert first.check(engine, shard, read_header(raw)) is None
+        first.appended(shard, read_header(raw), engine.append_kafka(shard, raw).base_offset)
+    # The process ends without a word: the row knows eight of them, the log all.
+    second = Producers(world.store)
+    assert second.next_id()[0] >= pid + producers_module.BLOCK
+    assert second.check(engine, shard, read_header(batch_of(b"9", producer=(pid, 0, 9)))) == 9
+    assert second.check(engine, shard, read_header(batch_of(b"5", producer=(pid, 0, 5)))) == 5
+    assert second.check(engine, shard, read_header(batch_of(b"10", producer=(pid, 0, 10)))) is None
+    with pytest.raises(Refused) as refused:
+        second.check(engine, shard, read_header(batch_of(b"12", producer=(pid, 0, 12))))
+    assert refused.value.code == e.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_sequences_go_round_at_their_largest(world: World) -> None:
+    engine, shard = world.topic("round")
+    producers = Producers(world.store)
+    last = read_header(batch_of(b"a", b"b", producer=(5, 0, 0x7FFFFFFE)))
+    assert producers.check(engine, shard, last) is None
+    producers.appended(shard, last, 0)
+    assert producers.check(engine, shard, read_header(batch_of(b"c", producer=(5, 0, 0)))) is None
+
+
+def test_rows_of_producers_come_back() -> None:
+    producer = Producer(3)
+    producer.batches.extend([(0, 4, 100), (5, 5, 105)])
+    next_offset, known = decode_row(encode_row(106, Known({7: producer, 9: Producer(0)})))
+    assert next_offset == 106
+    assert [(number, each.epoch, list(each.batches)) for number, each in known.items()] == [
+        (7, 3, [(0, 4, 100), (5, 5, 105)]),
+        (9, 0, []),
+    ]
+
+
+def test_settings_of_topics_by_kafkas_names() -> None:
+    given = [
+        ("retention.ms", "-1"),
+        ("cleanup.policy", "compact,delete"),
+        ("segment.bytes", "1"),
+        ("retention.bytes", "5"),
+    ]
+    config = topic_config(given, 3, Durability.SYNCED)
+    assert (config.partitions, config.retention_ms, config.retention_bytes) == (3, None, 5)
+    assert config.compact
+    assert config.index_keys
+    assert not topic_config((), 1, Durability.WRITTEN).index_keys
+    for name, value in (("no.such", "1"), ("retention.ms", "soon"), ("message.timestamp.type", "LogAppendTime")):
+        with pytest.raises(InvalidConfigError, match=name):
+            topic_config([(name, value)], 1, Durability.SYNCED)
