@@ -65,13 +65,14 @@ def run() -> list[Row]:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="basalt-bench-amqp-") as folder, contextlib.ExitStack() as stack:
         sides = [stack.enter_context(_basalt(Path(folder)))]
+        # First, while nothing else has made the process grow.
+        rows.append(_idle(sides[0]))
         if peer is not None:
             sides.append(stack.enter_context(_rabbitmq(peer, Path(folder))))
         if load is not None:
             rows += _loads(load, sides)
         rows += _compare("fan-out of 1 KiB to 10 queues", sides, _fan_out, "msg/s", 2.0)
         rows += _compare("declare, bind, delete of 10 k queues", sides, _declares, "queues/s", 1.0)
-        rows.append(_idle(sides[0]))
     return rows
 
 
