@@ -1,0 +1,13 @@
+"""A replay in a process of its own, to be killed: `python -m tests.interop.spark.replay_child JSON`."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from basaltmq.pipeline.replay import ReplayJob, replay
+from basaltmq.pipeline.session import spark_session
+
+if __name__ == "__main__":
+    replay(spark_session("replay-child", master="local[1]"), msgspec.json.decode(sys.argv[1], type=ReplayJob))
