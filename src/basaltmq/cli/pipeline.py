@@ -22,7 +22,7 @@ from basaltmq.cli.output import CommandError, progress_line, show
 from basaltmq.errors import DataLossError, InvalidArgumentError
 from basaltmq.pipeline.findings import Finding, exit_code
 from basaltmq.pipeline.lag import lag as lag_job
-from basaltmq.pipeline.session import spark_session
+from basaltmq.pipeline.session import check_environment, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,6 +64,8 @@ def _topics(ctx: click.Context, parameter: click.Parameter, text: str | None) ->
 @contextmanager
 def on_spark(name: str) -> Iterator[SparkSession]:
     """A session for a job; its errors in one line. One that was running goes on."""
+    # Before anything of Spark's is imported, which may not be there.
+    check_environment()
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 

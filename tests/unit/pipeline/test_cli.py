@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import click
@@ -68,3 +70,17 @@ def test_without_java_one_line_says_what_to_do(tmp_path: Path, monkeypatch: pyte
     assert found.exit_code == 1
     assert found.stderr.count("\n") == 1
     assert "needs Java 17" in found.stderr
+
+
+def test_without_pyspark_one_line_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [each for each in sys.modules if each.partition(".")[0] == "pyspark"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    monkeypatch.setattr(metadata, "version", _missing)
+    found = CliRunner().invoke(main, ["--data-dir", str(tmp_path), "pipeline", "compact", str(tmp_path / "archive")])
+    assert found.exit_code == 1
+    assert "the pipeline needs pyspark: pip install 'basaltmq[spark]'" in found.stderr
+
+
+def _missing(name: str) -> str:
+    raise metadata.PackageNotFoundError(name)
