@@ -175,6 +175,7 @@ class KafkaListener:
                 cluster_id=config.name,
                 request_bytes_max=settings.request_bytes_max,
                 connections_max=config.limits.connections_max,
+                handshake_s=config.limits.handshake_timeout_ms / 1000,
             ),
         )
         self._sock = sock

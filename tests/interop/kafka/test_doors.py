@@ -100,3 +100,12 @@ def test_nothing_is_answered_before_authentication(tmp_path: Path) -> None:
         with RawClient(broker.port("kafka")) as client:
             client.send(b"\0\x10\0\0")
             assert client.is_closed()
+
+
+def test_who_does_not_say_who_they_are_in_time_is_sent_away(tmp_path: Path) -> None:
+    flags = ("--kafka-enabled=true", "--kafka-port=0", "--kafka-access=users", "--fila-enabled=false")
+    with (
+        running(tmp_path / "data", *flags, "--limits-handshake-timeout-ms=200") as broker,
+        RawClient(broker.port("kafka")) as client,
+    ):
+        assert client.is_closed()

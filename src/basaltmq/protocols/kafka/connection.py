@@ -71,6 +71,7 @@ class Connection(asyncio.Protocol):
         self._is_full = False
         self._is_paused = False
         self._number = 0
+        self._handshake_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
@@ -84,15 +85,24 @@ class Connection(asyncio.Protocol):
             transport.abort()
             return
         self._number = self.server.node.connections.add(self)
+        if not self._may_enter:
+            handshake_s = self.server.settings.handshake_s
+            self._handshake_timer = asyncio.get_running_loop().call_later(handshake_s, self._is_late)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         self._buffer.clear()
         self.server.node.connections.remove(self._number)
+        if self._handshake_timer is not None:
+            self._handshake_timer.cancel()
         if self._step is not None:
             self._step.cancel()
         # What was appended goes on to its sync: those who wait for it are told by it.
         self.server.left(self)
+
+    def _is_late(self) -> None:
+        if not self._may_enter:
+            self._end("it did not say in time who it is")
 
     def data_received(self, data: bytes) -> None:
         self.received_bytes += len(data)

@@ -41,6 +41,8 @@ class Settings(NamedTuple):
     cluster_id: str = "basalt"
     request_bytes_max: int = 100 << 20
     connections_max: int = 10_000
+    handshake_s: float = 10.0
+    """Time a client has to say who it is."""
 
 
 class Client(Protocol):

@@ -24,6 +24,8 @@ from basaltmq.protocols.kafka.desk import Client, Desk, Settings
 from basaltmq.protocols.kafka.errors import Refused
 from basaltmq.protocols.kafka.fetch import fetch
 from basaltmq.protocols.kafka.producers import Known, Producer, Producers, decode_row, encode_row
+from basaltmq.store import keys
+from basaltmq.store.families import Family
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore
 from basaltmq.streams.durability import Durability
@@ -141,6 +143,9 @@ def test_what_earlier_processes_appended_is_known_from_row_and_log(
         assert first.check(engine, shard, read_header(raw)) is None
         first.appended(shard, read_header(raw), engine.append_kafka(shard, raw).base_offset)
     # The process ends without a word: the row knows eight of them, the log all.
+    row = world.store.get(Family.PRODUCERS, keys.producers_key(shard))
+    assert row is not None
+    assert decode_row(row)[0] == 8
     second = Producers(world.store)
     assert second.next_id()[0] >= pid + producers_module.BLOCK
     assert second.check(engine, shard, read_header(batch_of(b"9", producer=(pid, 0, 9)))) == 9
