@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hypothesis
+import pytest
 from hypothesis.database import InMemoryExampleDatabase
 
 hypothesis.settings.register_profile(
@@ -12,3 +13,8 @@ hypothesis.settings.register_profile(
     print_blob=True,
 )
 hypothesis.settings.load_profile("basalt")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with Spark: its tests are the longest, and whoever is last with them would keep the others waiting."""
+    items.sort(key=lambda item: "interop/spark" not in item.nodeid)

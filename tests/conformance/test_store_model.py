@@ -222,4 +222,4 @@ def test_the_memory_store_follows_the_model() -> None:
 @pytest.mark.spec("A1")
 @pytest.mark.promise("P2")
 def test_the_rocks_store_follows_the_model() -> None:
-    run_state_machine_as_test(RocksHistory, settings=settings(max_examples=25, stateful_step_count=40))
+    run_state_machine_as_test(RocksHistory, settings=settings(max_examples=12, stateful_step_count=40))
