@@ -24,19 +24,18 @@ from __future__ import annotations
 import inspect
 import logging
 import queue
-import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from types import FrameType
-from typing import Any, Final, Self, TypeAlias
+from typing import Final, Self, TypeAlias
 
 from basaltmq.client.attendance import GiveUp
 from basaltmq.client.client import Client
 from basaltmq.client.leased import Leased, by_lease
 from basaltmq.client.outcome import Reject, text_of
 from basaltmq.errors import BasaltError, InvalidArgumentError, StaleLeaseError
+from basaltmq.signals import stopped_by_signals
 
 CONCURRENCY_MAX: Final = 1024
 """Threads of one worker; beyond it another process is the better answer."""
@@ -114,7 +113,7 @@ class Worker:
 
     def run(self) -> None:
         """Work until stopped; in the main thread also by SIGTERM and SIGINT. Raises as `join`."""
-        with self._signals():
+        with stopped_by_signals(self.stop):
             self.start()
             self.join()
 
@@ -154,29 +153,6 @@ class Worker:
     def __exit__(self, *exc: object) -> None:
         self.stop()
         self.join()
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before: dict[int, Any] = {}
-
-        def restore() -> None:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-        def stop(_number: int, _frame: FrameType | None) -> None:
-            # The second signal does what it did before: a handler that hangs can be left behind.
-            restore()
-            self.stop()
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            before[number] = signal.signal(number, stop)
-        try:
-            yield
-        finally:
-            restore()
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:

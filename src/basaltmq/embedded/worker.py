@@ -23,15 +23,14 @@ from __future__ import annotations
 
 import inspect
 import logging
-import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from basaltmq.embedded.leased import Leased
 from basaltmq.errors import BasaltError, InvalidArgumentError, StaleLeaseError
+from basaltmq.signals import stopped_by_signals
 
 if TYPE_CHECKING:
     from basaltmq.embedded.queue import EmbeddedQueue
@@ -113,7 +112,7 @@ class Worker:
 
     def run(self) -> None:
         """Work in this thread's name until stopped; in the main thread also by SIGTERM and SIGINT. Raises as `join`."""
-        with self._signals():
+        with stopped_by_signals(self.stop):
             self.start()
             self.join()
 
@@ -153,30 +152,6 @@ class Worker:
     ) -> None:
         self.stop()
         self.join()
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        before: dict[int, Any] = {}
-
-        def restore() -> None:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-        def stop(_number: int, _frame: FrameType | None) -> None:
-            # The second signal does what it did before: a handler that hangs can be left behind.
-            restore()
-            self.stop()
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            before[number] = signal.signal(number, stop)
-        try:
-            yield
-        finally:
-            restore()
 
     def _work(self, number: int) -> None:
         try:

@@ -1,0 +1,35 @@
+"""Signals that ask a worker to stop, for as long as it runs."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+
+@contextmanager
+def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` on SIGTERM and SIGINT. Only the main thread can hear them; in others nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: dict[int, Any] = {}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def heard(_number: int, _frame: FrameType | None) -> None:
+        # The second signal does what it did before: a handler that hangs can be left behind.
+        restore()
+        stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before[number] = signal.signal(number, heard)
+    try:
+        yield
+    finally:
+        restore()
