@@ -146,16 +146,33 @@ class Child:
         os.close(self._out)
 
 
+def deaths(
+    rng: random.Random, count: int, early: float, *, until: Callable[[], object] = lambda: True
+) -> Iterator[bool]:
+    """Whether each of `count` children dies early, while it opens: the share `early` of them, at random places.
+
+    The share is fixed, so that whatever the seed the others open, which is what tests count on. Where they count on
+    what the children get done as well, `until` says whether it was enough, and up to `count` more children follow: on
+    a machine that hardly gets to work the kills come too soon.
+    """
+    plan = [number < round(count * early) for number in range(count)]
+    rng.shuffle(plan)
+    yield from plan
+    for _ in range(count):
+        if until():
+            return
+        yield False
+
+
 def listen_and_kill(
-    child: Child, hear: Callable[[str], None], rng: random.Random, *, early: float, early_s: float, late_s: float
+    child: Child, hear: Callable[[str], None], rng: random.Random, *, early: bool, early_s: float, late_s: float
 ) -> None:
     """Listen to a child that says "opened" once it is, and kill it at a random moment.
 
-    With probability `early` within `early_s` of its start, while it opens; else within `late_s` of "opened".
+    If `early`, within `early_s` of its start, while it opens; else within `late_s` of "opened".
     """
-    is_early = rng.random() < early
-    killer = threading.Timer(rng.random() * (early_s if is_early else late_s), child.kill)
-    if is_early:
+    killer = threading.Timer(rng.random() * (early_s if early else late_s), child.kill)
+    if early:
         killer.start()
     said: list[str] = []
     try:
@@ -164,7 +181,7 @@ def listen_and_kill(
                 said.append(line)
                 continue
             hear(line)
-            if line == "opened" and not is_early:
+            if line == "opened" and not early:
                 killer.start()
     finally:
         if killer.ident is not None:

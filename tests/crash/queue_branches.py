@@ -164,5 +164,5 @@ def check(emit: Emit, path: str, seed: int) -> None:
     store.close()
 
 
-def ride(child: Child, story: Story, rng: random.Random) -> None:
-    listen_and_kill(child, story.hear, rng, early=0.15, early_s=0.5, late_s=0.5)
+def ride(child: Child, story: Story, rng: random.Random, *, early: bool) -> None:
+    listen_and_kill(child, story.hear, rng, early=early, early_s=0.5, late_s=0.5)

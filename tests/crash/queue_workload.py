@@ -219,6 +219,6 @@ def check(emit: Emit, path: str) -> None:
     store.close()
 
 
-def ride(child: Child, expectation: Expectation, rng: random.Random) -> None:
+def ride(child: Child, expectation: Expectation, rng: random.Random, *, early: bool) -> None:
     """Listen to a child and kill it while it opens or works."""
-    listen_and_kill(child, expectation.hear, rng, early=0.15, early_s=0.5, late_s=0.5)
+    listen_and_kill(child, expectation.hear, rng, early=early, early_s=0.5, late_s=0.5)

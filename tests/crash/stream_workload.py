@@ -229,6 +229,6 @@ class StreamExpectation:
             self._confirmed |= {(partition, offset): value for offset, value in records.items()}
 
 
-def ride(child: Child, expectation: StreamExpectation, rng: random.Random) -> None:
+def ride(child: Child, expectation: StreamExpectation, rng: random.Random, *, early: bool) -> None:
     """Listen to a child and kill it at a random moment."""
-    listen_and_kill(child, expectation.hear, rng, early=0.2, early_s=0.2, late_s=0.3)
+    listen_and_kill(child, expectation.hear, rng, early=early, early_s=0.2, late_s=0.3)

@@ -6,11 +6,12 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.crash.harness import Forge, PowerLoss, Tails, remove
+from tests.crash.harness import Forge, PowerLoss, Tails, deaths, remove
 from tests.crash.queue_workload import Expectation, ride
 
 KILLS = 12
 LOSSES = 4
+EARLY = 0.25
 
 
 @pytest.mark.spec("E6", "E7", "E10")
@@ -20,8 +21,9 @@ def test_after_kill_9_every_confirmed_message_is_there_once_and_no_acked_one(for
     print(f"seed {seed}")
     rng = random.Random(seed)
     path, expectation = tmp_path / "store", Expectation(acks_last=True)
-    for _ in range(KILLS):
-        ride(forge.start("tests.crash.broker_workload:run", str(path), rng.getrandbits(32)), expectation, rng)
+    for early in deaths(rng, KILLS, EARLY, until=lambda: len(expectation.confirmed) > KILLS):
+        child = forge.start("tests.crash.broker_workload:run", str(path), rng.getrandbits(32))
+        ride(child, expectation, rng, early=early)
     for line in forge.run("tests.crash.broker_workload:check", str(path)):
         expectation.hear(line)
     expectation.check()
@@ -38,10 +40,10 @@ def test_after_power_loss_every_confirmed_message_is_there_with_its_queue_and_bi
     print(f"seed {seed}")
     rng = random.Random(seed)
     path, expectation = tmp_path / "store-0", Expectation(acks_last=False)
-    for number in range(LOSSES):
+    for number, early in enumerate(deaths(rng, LOSSES, EARLY)):
         disk = PowerLoss(path, tmp_path / f"disk-{number}")
         child = forge.start("tests.crash.broker_workload:run", str(path), rng.getrandbits(32), shim=disk.shim())
-        ride(child, expectation, rng)
+        ride(child, expectation, rng, early=early)
         left = tmp_path / f"store-{number + 1}"
         disk.play(left, Tails.TORN, rng)
         remove(path)

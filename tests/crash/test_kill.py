@@ -6,11 +6,12 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.crash.harness import Forge
+from tests.crash.harness import Forge, deaths
 from tests.crash.workload import Expectation, ride
 
 KILLS_PER_STORE = 35
 STORES = 6
+EARLY = 0.3
 
 
 @pytest.mark.promise("P1", "P2", "P10")
@@ -24,8 +25,9 @@ def test_after_kill_9_confirmed_stays_batches_are_whole_and_deleted_is_gone(
     rng = random.Random(seed)
     path = tmp_path / "store"
     expectation = Expectation()
-    for _ in range(KILLS_PER_STORE):
-        ride(forge.start("tests.crash.workload:run", str(path), rng.getrandbits(32)), expectation, rng)
+    for early in deaths(rng, KILLS_PER_STORE, EARLY):
+        child = forge.start("tests.crash.workload:run", str(path), rng.getrandbits(32))
+        ride(child, expectation, rng, early=early)
     checked = expectation.checks
     assert checked >= KILLS_PER_STORE // 3, "most children died before they had opened: the test shows little"
     for line in forge.run("tests.crash.workload:check", str(path)):

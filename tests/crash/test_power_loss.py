@@ -6,12 +6,13 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.crash.harness import Forge, PowerLoss, Tails, remove
+from tests.crash.harness import Forge, PowerLoss, Tails, deaths, remove
 from tests.crash.workload import Expectation, ride
 
 from basaltmq.store.verify import verify
 
 LOSSES_PER_STORE = 12
+EARLY = 0.3
 
 
 @pytest.mark.promise("P1", "P2", "P10")
@@ -24,11 +25,10 @@ def test_after_power_loss_confirmed_stays_batches_are_whole_and_deleted_is_gone(
     rng = random.Random(seed)
     path = tmp_path / "store-0"
     expectation = Expectation()
-    for number in range(LOSSES_PER_STORE):
+    for number, early in enumerate(deaths(rng, LOSSES_PER_STORE, EARLY)):
         disk = PowerLoss(path, tmp_path / f"disk-{number}")
-        ride(
-            forge.start("tests.crash.workload:run", str(path), rng.getrandbits(32), shim=disk.shim()), expectation, rng
-        )
+        child = forge.start("tests.crash.workload:run", str(path), rng.getrandbits(32), shim=disk.shim())
+        ride(child, expectation, rng, early=early)
         left = tmp_path / f"store-{number + 1}"
         disk.play(left, tails, rng)
         remove(path)

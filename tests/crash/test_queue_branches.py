@@ -6,11 +6,12 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.crash.harness import Forge, PowerLoss, Tails, remove
+from tests.crash.harness import Forge, PowerLoss, Tails, deaths, remove
 from tests.crash.queue_branches import Story, ride
 
 KILLS = 15
 LOSSES = 5
+EARLY = 0.2
 
 pytestmark = [pytest.mark.spec("A5", "A6"), pytest.mark.promise("P1", "P2")]
 
@@ -20,8 +21,9 @@ def test_after_kill_9_every_message_is_in_one_place_and_decisions_stand(forge: F
     print(f"seed {seed}")
     rng = random.Random(seed)
     path, story = tmp_path / "store", Story()
-    for _ in range(KILLS):
-        ride(forge.start("tests.crash.queue_branches:run", str(path), rng.getrandbits(32)), story, rng)
+    for early in deaths(rng, KILLS, EARLY, until=lambda: story.decided and story.moved):
+        child = forge.start("tests.crash.queue_branches:run", str(path), rng.getrandbits(32))
+        ride(child, story, rng, early=early)
     for line in forge.run("tests.crash.queue_branches:check", str(path), rng.getrandbits(32)):
         story.hear(line)
     story.check()
@@ -38,10 +40,10 @@ def test_after_power_loss_every_message_is_in_one_place_and_decisions_stand(
     print(f"seed {seed}")
     rng = random.Random(seed)
     path, story = tmp_path / "store-0", Story()
-    for number in range(LOSSES):
+    for number, early in enumerate(deaths(rng, LOSSES, EARLY)):
         disk = PowerLoss(path, tmp_path / f"disk-{number}")
         child = forge.start("tests.crash.queue_branches:run", str(path), rng.getrandbits(32), shim=disk.shim())
-        ride(child, story, rng)
+        ride(child, story, rng, early=early)
         left = tmp_path / f"store-{number + 1}"
         disk.play(left, tails, rng)
         remove(path)

@@ -6,11 +6,12 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.crash.harness import Forge, PowerLoss, Tails, remove
+from tests.crash.harness import Forge, PowerLoss, Tails, deaths, remove
 from tests.crash.queue_workload import Expectation, ride
 
 KILLS = 20
 LOSSES = 6
+EARLY = 0.15
 
 
 @pytest.mark.spec("C6", "C7", "C8", "C9", "C13", "E3", "E4", "E10")
@@ -20,8 +21,9 @@ def test_after_kill_9_confirmed_is_delivered_once_and_counts_are_exact(forge: Fo
     print(f"seed {seed}")
     rng = random.Random(seed)
     path, expectation = tmp_path / "store", Expectation(acks_last=True)
-    for _ in range(KILLS):
-        ride(forge.start("tests.crash.queue_workload:run", str(path), rng.getrandbits(32)), expectation, rng)
+    for early in deaths(rng, KILLS, EARLY, until=lambda: len(expectation.confirmed) > KILLS):
+        child = forge.start("tests.crash.queue_workload:run", str(path), rng.getrandbits(32))
+        ride(child, expectation, rng, early=early)
     for line in forge.run("tests.crash.queue_workload:check", str(path)):
         expectation.hear(line)
     expectation.check()
@@ -39,10 +41,10 @@ def test_after_power_loss_confirmed_is_delivered_once_and_counts_are_exact(
     print(f"seed {seed}")
     rng = random.Random(seed)
     path, expectation = tmp_path / "store-0", Expectation(acks_last=False)
-    for number in range(LOSSES):
+    for number, early in enumerate(deaths(rng, LOSSES, EARLY)):
         disk = PowerLoss(path, tmp_path / f"disk-{number}")
         child = forge.start("tests.crash.queue_workload:run", str(path), rng.getrandbits(32), shim=disk.shim())
-        ride(child, expectation, rng)
+        ride(child, expectation, rng, early=early)
         left = tmp_path / f"store-{number + 1}"
         disk.play(left, tails, rng)
         remove(path)

@@ -6,11 +6,12 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.crash.harness import Forge, PowerLoss, Tails, remove
+from tests.crash.harness import Forge, PowerLoss, Tails, deaths, remove
 from tests.crash.stream_workload import StreamExpectation, ride
 
 KILLS = 15
 LOSSES = 8
+EARLY = 0.2
 ENGINES = ("rocksdb", "segment")
 
 
@@ -25,9 +26,9 @@ def test_after_kill_9_nothing_confirmed_or_written_is_lost_and_no_offset_is_used
     rng = random.Random(seed)
     path = tmp_path / "store"
     expectation = StreamExpectation(written_survives=True)
-    for _ in range(KILLS):
+    for early in deaths(rng, KILLS, EARLY):
         child = forge.start("tests.crash.stream_workload:run", str(path), engine, rng.getrandbits(32))
-        ride(child, expectation, rng)
+        ride(child, expectation, rng, early=early)
     checked = expectation.checks
     assert checked >= KILLS // 3, "most children died before they had opened: the test shows little"
     for line in forge.run("tests.crash.stream_workload:check", str(path)):
@@ -47,10 +48,10 @@ def test_after_power_loss_nothing_synced_or_seen_is_lost(
     rng = random.Random(seed)
     path = tmp_path / "store-0"
     expectation = StreamExpectation(written_survives=False)
-    for number in range(LOSSES):
+    for number, early in enumerate(deaths(rng, LOSSES, EARLY)):
         disk = PowerLoss(path, tmp_path / f"disk-{number}")
         child = forge.start("tests.crash.stream_workload:run", str(path), engine, rng.getrandbits(32), shim=disk.shim())
-        ride(child, expectation, rng)
+        ride(child, expectation, rng, early=early)
         left = tmp_path / f"store-{number + 1}"
         disk.play(left, tails, rng)
         remove(path)

@@ -261,6 +261,6 @@ class Expectation:
         self.checks += 1
 
 
-def ride(child: Child, expectation: Expectation, rng: random.Random) -> None:
+def ride(child: Child, expectation: Expectation, rng: random.Random, *, early: bool) -> None:
     """Listen to a child and kill it at a random moment: while it opens and recovers, or in the thick of its work."""
-    listen_and_kill(child, expectation.hear, rng, early=0.3, early_s=0.12, late_s=0.18)
+    listen_and_kill(child, expectation.hear, rng, early=early, early_s=0.12, late_s=0.18)
