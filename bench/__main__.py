@@ -30,6 +30,7 @@ BENCHES: Final = [
     "queues_due",
     "broker",
     "rabbitmq",
+    "kafka_peer",
 ]
 
 

@@ -1,0 +1,317 @@
+"""Kafka's protocol beside Apache Kafka: the same load, on the same machine, in turns.
+
+The peer is a single KRaft node with the heap and collector of its own start script, made from the published jars in the
+folder BASALT_KAFKA_JARS, which maven fills:
+
+    mvn -q -f bench/kafka_peer.xml dependency:copy-dependencies -DoutputDirectory="$BASALT_KAFKA_JARS"
+
+The load is librdkafka in a process of its own (`bench.kafka_load`), acks=all. Kafka answers after write(2), as Basalt
+does at `written`; `synced` waits for the disk. Each load runs once unmeasured, then in turns on all, several times; the
+figure is the median of each. Without jars Basalt is measured alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from bench.row import Row
+
+COUNT: Final = int(os.environ.get("BASALT_BENCH_MESSAGES", "1000000"))
+LATENCY_COUNT: Final = 10_000
+ROUNDS: Final = int(os.environ.get("BASALT_BENCH_ROUNDS", "3"))
+TOPICS: Final = 1000
+PARTITIONS: Final = 4
+CREATE_AT_ONCE: Final = 100
+START_S: Final = 120.0
+LOAD_S: Final = 400.0
+SETTLE_S: Final = 5.0
+"""Left to a broker after it started or was filled, before it is looked at."""
+
+JVM: Final = (
+    "-Xmx1G",
+    "-Xms1G",
+    "-server",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+)
+"""As Kafka's start script has it."""
+
+SERVER: Final = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
+log.dirs={data}
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+"""
+CLUSTER: Final = "MkU3OEVBNTcwNTJENDM2Qg"
+
+BASALT: Final = "Basalt"
+KAFKA: Final = "Kafka"
+
+
+class Side(NamedTuple):
+    """A broker that runs."""
+
+    name: str
+    port: int
+    pid: int
+    start_s: float
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+
+class Load(NamedTuple):
+    """What is compared: a broker, and the durability of its topics."""
+
+    name: str
+    side: Side
+    config: dict[str, str]
+
+
+Start = Callable[[Path], "contextlib.AbstractContextManager[Side]"]
+
+
+def run() -> list[Row]:
+    if importlib.util.find_spec("confluent_kafka") is None:
+        raise SystemExit("kafka_peer needs confluent-kafka: pip install confluent-kafka")
+    starts: dict[str, Start] = {BASALT: _basalt}
+    jars = os.environ.get("BASALT_KAFKA_JARS")
+    if jars and any(Path(jars).glob("kafka_2.13-*.jar")) and shutil.which("java"):
+        starts[KAFKA] = lambda folder: _kafka(Path(jars), folder)
+    else:
+        print("BASALT_KAFKA_JARS holds no kafka_2.13 jar, or there is no java: Basalt is measured alone", flush=True)
+    with tempfile.TemporaryDirectory(prefix="basalt-bench-kafka-") as folder:
+        rows = _many_topics(starts, Path(folder) / "topics")
+        with contextlib.ExitStack() as stack:
+            sides = {name: stack.enter_context(start(Path(folder) / "load")) for name, start in starts.items()}
+            time.sleep(SETTLE_S)
+            rows += _loads(sides)
+    return rows
+
+
+def _many_topics(starts: dict[str, Start], folder: Path) -> list[Row]:
+    """Memory with many topics, each of whose partitions was written to; time to start, without and with them."""
+    empty: dict[str, float] = {}
+    full: dict[str, float] = {}
+    memory: dict[str, float] = {}
+    for name, start in starts.items():
+        with start(folder) as side:
+            empty[name] = side.start_s
+            _fill(side)
+            time.sleep(SETTLE_S)
+            memory[name] = _resident_mib(side.pid)
+        with start(folder) as side:
+            full[name] = side.start_s
+        shutil.rmtree(folder, ignore_errors=True)
+    size = f"{TOPICS:,} topics x {PARTITIONS}"
+    return [
+        *_at_most(f"memory, {size}", memory, "MiB", 0.25),
+        *_at_most("start, empty", empty, "s", 0.5),
+        *_at_most(f"start, {size}", full, "s", 0.5),
+    ]
+
+
+def _at_most(name: str, figures: dict[str, float], unit: str, bar: float) -> list[Row]:
+    rows = [Row(f"{name}, {each}", figure, unit) for each, figure in figures.items()]
+    if KAFKA in figures:
+        ratio = figures[BASALT] / figures[KAFKA]
+        rows.append(Row(f"{name}: ours / theirs", ratio, "x", f"<= {bar}", ratio <= bar))
+    return rows
+
+
+def _fill(side: Side) -> None:
+    kafka = _client()
+    names = [f"many-{at}" for at in range(TOPICS)]
+    for at in range(0, TOPICS, CREATE_AT_ONCE):
+        _create(side, names[at : at + CREATE_AT_ONCE], PARTITIONS, {})
+    producer = kafka.Producer({"bootstrap.servers": side.address, "acks": "all"})
+    for name in names:
+        for partition in range(PARTITIONS):
+            producer.produce(name, b"x" * 256, partition=partition)
+    left = producer.flush(START_S)
+    assert not left, f"{left} messages were not confirmed"
+
+
+def _create(side: Side, names: list[str], partitions: int, config: dict[str, str]) -> None:
+    admin = importlib.import_module("confluent_kafka.admin")
+    client = admin.AdminClient({"bootstrap.servers": side.address})
+    made = [admin.NewTopic(name, partitions, 1, config=config) for name in names]
+    for done in client.create_topics(made, operation_timeout=60, request_timeout=60).values():
+        done.result(START_S)
+
+
+def _loads(sides: dict[str, Side]) -> list[Row]:
+    written, synced = ({"basalt.durability": level} for level in ("written", "synced"))
+    loads = [Load(f"{BASALT}, written", sides[BASALT], written), Load(f"{BASALT}, synced", sides[BASALT], synced)]
+    if KAFKA in sides:
+        loads.append(Load(KAFKA, sides[KAFKA], {}))
+    produced: dict[str, list[float]] = {load.name: [] for load in loads}
+    consumed: dict[str, list[float]] = {load.name: [] for load in loads}
+    spent: dict[str, list[tuple[float, float]]] = {load.name: [] for load in loads}
+    slow: dict[str, list[float]] = {load.name: [] for load in loads}
+    middle: dict[str, list[float]] = {load.name: [] for load in loads}
+    for turn in range(ROUNDS + 1):
+        for load in loads:
+            topic = f"load-{load.name.replace(', ', '-')}-{turn}"
+            _create(load.side, [topic], 1, load.config)
+            before = _cpu_s(load.side.pid)
+            gave = _load("produce", load.side, topic, COUNT)["rate"]
+            between = _cpu_s(load.side.pid)
+            took = _load("consume", load.side, topic, COUNT)["rate"]
+            if turn:
+                spent[load.name].append((between - before, _cpu_s(load.side.pid) - between))
+                produced[load.name].append(gave)
+                consumed[load.name].append(took)
+    for turn in range(ROUNDS):
+        for load in loads:
+            topic = f"latency-{load.name.replace(', ', '-')}-{turn}"
+            _create(load.side, [topic], 1, load.config)
+            found = _load("latency", load.side, topic, LATENCY_COUNT)
+            slow[load.name].append(found["p99_ms"])
+            middle[load.name].append(found["p50_ms"])
+    return [
+        *_rates("produce", produced, {f"{BASALT}, written": 1.0, f"{BASALT}, synced": 0.7}),
+        *_rates("consume from the start", consumed, {f"{BASALT}, written": 1.0, f"{BASALT}, synced": 1.0}),
+        *[
+            Row(f"{what}, CPU of {name}", min(pair[at] for pair in pairs) / COUNT * 1e6, "us/msg")
+            for at, what in enumerate(("produce", "consume"))
+            for name, pairs in spent.items()
+        ],
+        *[Row(f"latency at 1 k msg/s, p50, {name}", statistics.median(each), "ms") for name, each in middle.items()],
+        *_latencies(slow),
+    ]
+
+
+def _rates(name: str, seen: dict[str, list[float]], bars: dict[str, float]) -> list[Row]:
+    rows = []
+    for each, figures in seen.items():
+        spread = f"{min(figures) / 1e3:.0f}-{max(figures) / 1e3:.0f} k"
+        rows.append(Row(f"{name}, {each} ({spread})", statistics.median(figures), "msg/s"))
+    if KAFKA in seen:
+        for each, bar in bars.items():
+            ratio = statistics.median(seen[each]) / statistics.median(seen[KAFKA])
+            rows.append(Row(f"{name}: {each} / {KAFKA}", ratio, "x", f">= {bar}", ratio >= bar))
+    return rows
+
+
+def _latencies(seen: dict[str, list[float]]) -> list[Row]:
+    rows = []
+    for each, figures in seen.items():
+        spread = f"{min(figures):.1f}-{max(figures):.1f}"
+        rows.append(Row(f"latency at 1 k msg/s, p99, {each} ({spread})", statistics.median(figures), "ms"))
+    if KAFKA in seen:
+        for each in seen:
+            if each != KAFKA:
+                ratio = statistics.median(seen[each]) / statistics.median(seen[KAFKA])
+                rows.append(Row(f"latency, p99: {each} / {KAFKA}", ratio, "x", "<= 1", ratio <= 1))
+    return rows
+
+
+def _load(role: str, side: Side, topic: str, count: int) -> dict[str, float]:
+    command = [sys.executable, "-m", "bench.kafka_load", role, side.address, topic, str(count)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=LOAD_S, check=True)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def _client() -> Any:
+    return importlib.import_module("confluent_kafka")
+
+
+def _resident_mib(pid: int) -> float:
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def _cpu_s(pid: int) -> float:
+    """Time of all threads, in user and system mode."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def _basalt(folder: Path) -> Iterator[Side]:
+    port = _free_port()
+    folder.mkdir(parents=True, exist_ok=True)
+    flags = [f"--data-dir={folder / 'basalt'}", "--kafka-enabled=true", f"--kafka-port={port}", "--amqp-port=0"]
+    environment = {**os.environ, "BASALT_FILA_PORT": "0", "BASALT_ADMIN_PORT": "0"}
+    command = [sys.executable, "-m", "basaltmq.cli", "serve", *flags, "--quiet", "--log-level=error"]
+    with _running(BASALT, command, port, environment) as side:
+        yield side
+
+
+@contextlib.contextmanager
+def _kafka(jars: Path, folder: Path) -> Iterator[Side]:
+    port = _free_port()
+    folder.mkdir(parents=True, exist_ok=True)
+    data, settings = folder / "kafka", folder / "server.properties"
+    settings.write_text(SERVER.format(port=port, controller=_free_port(), data=data))
+    java = ["java", *JVM, "-cp", f"{jars}/*"]
+    if not data.exists():
+        command = [*java, "kafka.tools.StorageTool", "format", "-t", CLUSTER, "-c", str(settings)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with _running(KAFKA, [*java, "kafka.Kafka", str(settings)], port, dict(os.environ)) as side:
+        yield side
+
+
+@contextlib.contextmanager
+def _running(name: str, command: list[str], port: int, environment: dict[str, str]) -> Iterator[Side]:
+    begin = time.perf_counter()
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _await_answer(process, port)
+        yield Side(name, port, process.pid, time.perf_counter() - begin)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(START_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)
+
+
+def _await_answer(process: subprocess.Popen[bytes], port: int) -> None:
+    """Return when a client is told of the cluster: a port that is open is not yet a broker."""
+    until = time.monotonic() + START_S
+    while time.monotonic() < until and process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=START_S) as sock:
+            # Metadata, version 1, of no topic.
+            sock.sendall(b"\0\0\0\x0e\0\x03\0\x01\0\0\0\x01\xff\xff\0\0\0\0")
+            if len(sock.recv(64)) > 8:
+                return
+        time.sleep(0.02)
+    raise TimeoutError(f"nobody answers on port {port}")
