@@ -45,8 +45,16 @@ CONTROL: Final = 0x20
 NO_TIMESTAMP: Final = -1
 NO_PRODUCER: Final = -1
 
+ABORT: Final = 0
+COMMIT: Final = 1
+"""How a transaction ended, in the key of a marker's one record."""
+
 _HEADER: Final = Struct(">qiibIhiqqqhii")
 _OFFSET: Final = Struct(">q")
+_MARKER_KEY: Final = Struct(">hh")
+"""Version and kind."""
+_MARKER_VALUE: Final = Struct(">hi")
+"""Version and the coordinator's epoch."""
 _COVERED: Final = Struct(">hiqqqhii")
 _CRC: Final = Struct(">I")
 _CRC_AT: Final = 17
@@ -85,6 +93,10 @@ class KafkaHeader(NamedTuple):
     @property
     def is_control(self) -> bool:
         return bool(self.attributes & CONTROL)
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL) and self.producer_id >= 0
 
 
 class KafkaBatch:
@@ -233,6 +245,28 @@ def empty_batch(base_offset: int, last_offset_delta: int) -> bytes:
     size = _COVERED_AT - _PREFIX_BYTES + len(covered)
     front = _HEADER.pack(base_offset, size, 0, MAGIC, _crc32c(covered), *(8 * (0,)))
     return front[:_COVERED_AT] + covered
+
+
+def marker_batch(producer_id: int, producer_epoch: int, is_commit: bool, now_ms: int) -> bytes:
+    """The control batch that ends a producer's transaction in a shard."""
+    key = _prefixed(_MARKER_KEY.pack(0, COMMIT if is_commit else ABORT))
+    record = b"\x00\x00\x00" + key + _prefixed(_MARKER_VALUE.pack(0, 0)) + b"\x00"
+    attributes = TRANSACTIONAL | CONTROL
+    covered = _COVERED.pack(attributes, 0, now_ms, now_ms, producer_id, producer_epoch, NO_PRODUCER, 1)
+    covered += _zigzag(len(record)) + record
+    size = _COVERED_AT - _PREFIX_BYTES + len(covered)
+    front = _HEADER.pack(0, size, 0, MAGIC, _crc32c(covered), *(8 * (0,)))
+    return front[:_COVERED_AT] + covered
+
+
+def read_marker(raw: bytes) -> bool | None:
+    """Does a control batch say that its producer's transaction was committed? None if it says something else."""
+    found = records(raw)
+    key = found[0].key if found else None
+    if key is None or len(key) < _MARKER_KEY.size:
+        return None
+    kind = _MARKER_KEY.unpack_from(key)[1]
+    return kind == COMMIT if kind in {ABORT, COMMIT} else None
 
 
 def encode_plain(plain: Sequence[Record], base_offset: int = 0) -> bytes:

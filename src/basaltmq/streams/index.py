@@ -12,6 +12,7 @@ One family, `stream_index`, written without the WAL. A kind byte comes first:
     'K' shard | hash64(key) | last offset, 'G' shard | hash64(tag) | last offset -> empty: frames to look into
     'D' shard | offset              -> position of the DELETES frame that says so, its share of that frame's bytes
     'E' expire at | shard | last offset -> empty: the first live record of the frame that expires, does so then
+    'Q', 'M' shard | producer id | last offset -> frames of transactions and what ended them (see `index_outcomes`)
 
 Because all rows are in one family, what RocksDB has on disk after a crash is a prefix of what was written, and 'C' in
 it is exact: every change is written in one batch with the position up to which the log is applied. From there on the
@@ -47,17 +48,20 @@ from basaltmq.log.lane import Lane
 from basaltmq.store import keys
 from basaltmq.store.api import ManagedStore
 from basaltmq.store.batch import PUT, Batch
+from basaltmq.streams.index_outcomes import Outcomes
 from basaltmq.streams.index_plain import PlainRows
 from basaltmq.streams.index_rows import (
     HAS_KEYS,
     HAS_TAGS,
-    IS_AWAITED,
+    INHERITED,
     IS_REWRITTEN,
+    OF_TRANSACTIONS,
     Entry,
     SegmentStats,
     Words,
     delete_words_of,
     first_expiry,
+    set_expiry,
 )
 from basaltmq.streams.index_sums import SegmentSums
 from basaltmq.streams.index_times import FAMILY, insert_time, trim_times
@@ -99,6 +103,7 @@ class StreamIndex:
         for key, raw in store.scan(FAMILY, *keys.prefix_range(b"C")):
             self._checkpoints[keys.decode_log_checkpoint_key(key)] = _POSITION.unpack(raw)[0]
         self.unsynced = Unsynced(store)
+        self.outcomes = Outcomes(store, self.flush, self.entries)
 
     def checkpoint(self, lane: int) -> int | None:
         """The position up to which a lane is in the index."""
@@ -170,6 +175,8 @@ class StreamIndex:
             rows = 2
         if words.flags:
             rows += words.put(self._batch, number, last_offset)
+            if words.flags & OF_TRANSACTIONS:
+                self.outcomes.noted()
         if expire_ms:
             self._batch.put(FAMILY, keys.stream_expiry_key(expire_ms, number, last_offset), b"")
         self.rows += rows
@@ -207,6 +214,7 @@ class StreamIndex:
                 raise
             # Readers look at the gathered entries first and at the store second, so the store has them by now.
             self._entries, self._touched, self._batch, self.rows = {}, {}, Batch(), 0
+            self.outcomes.is_gathered = False
 
     def shard_row(self, number: int) -> bytes | None:
         if number > self._shard_max:
@@ -365,18 +373,7 @@ class StreamIndex:
             done = entry.last_offset
             if entry.expire_min_ms:
                 deleted = {*self.deleted(shard.number, entry.base_offset, entry.last_offset), *fresh}
-                self._set_expiry(batch, shard, entry, deleted, load)
-
-    def _set_expiry(
-        self, batch: Batch, shard: SegmentShard, entry: Entry, deleted: Collection[int], load: Load
-    ) -> None:
-        expire_ms = first_expiry(load(entry), entry.base_offset, shard.start_offset, deleted)
-        if expire_ms != entry.expire_min_ms:
-            batch.delete(FAMILY, keys.stream_expiry_key(entry.expire_min_ms, shard.number, entry.last_offset))
-            changed = entry._replace(expire_min_ms=expire_ms)
-            batch.put(FAMILY, keys.frame_key(shard.number, entry.last_offset), changed.encode())
-            if expire_ms:
-                batch.put(FAMILY, keys.stream_expiry_key(expire_ms, shard.number, entry.last_offset), b"")
+                set_expiry(batch, shard.number, entry, shard.start_offset, deleted, load(entry))
 
     def trim(
         self,
@@ -408,7 +405,7 @@ class StreamIndex:
         shard.skipped = 0 if first_kept is None else below(first_kept, start)
         if first_kept is not None and first_kept.expire_min_ms and first_kept.base_offset < start:
             gone = self.deleted(number, start, first_kept.last_offset) if shard.deleted else ()
-            self._set_expiry(batch, shard, first_kept, gone, load)
+            set_expiry(batch, number, first_kept, shard.start_offset, gone, load(first_kept))
         if config.index_times:
             trim_times(self._store, batch, shard, start, self.entries(number, start))
         self._put_tail(batch, shard)
@@ -425,7 +422,7 @@ class StreamIndex:
                 batch.delete(FAMILY, keys.stream_expiry_key(entry.expire_min_ms, number, entry.last_offset))
         for _, row in self._store.scan(FAMILY, *keys.prefix_range(keys.deleted_record_key(number, 0)[:9])):
             self._garbage_of(lane, row, segment_of)
-        for kind in (b"O", b"T", b"K", b"G", b"D"):
+        for kind in (b"O", b"T", b"K", b"G", b"D", b"Q", b"M"):
             clear(self._store, batch, FAMILY, kind + _POSITION.pack(number))
         batch.delete(FAMILY, keys.stream_tail_key(number))
         self._write(batch, is_append=False)
@@ -524,6 +521,7 @@ class StreamIndex:
     ) -> None:
         """A frame's own row and those by its keys and tags; rows by time are the caller's."""
         batch.delete(FAMILY, keys.frame_key(shard.number, entry.last_offset))
+        self.outcomes.delete(batch, shard.number, entry)
         if entry.expire_min_ms:
             batch.delete(FAMILY, keys.stream_expiry_key(entry.expire_min_ms, shard.number, entry.last_offset))
         if entry.flags & (HAS_KEYS | HAS_TAGS):
@@ -554,8 +552,10 @@ class StreamIndex:
         words = Words(batch_of_records, config)
         deleted = self.deleted(number, entry.base_offset, entry.last_offset) if shard.deleted else ()
         expire_ms = first_expiry(batch_of_records, entry.base_offset, shard.start_offset, deleted)
-        flags = words.flags | (entry.flags & (IS_REWRITTEN | IS_AWAITED))
-        entry = entry._replace(expire_min_ms=expire_ms, tag_mask=words.tag_mask, flags=flags)
+        flags = words.flags | (entry.flags & INHERITED)
+        mask = entry.tag_mask if flags & OF_TRANSACTIONS else words.tag_mask
+        entry = entry._replace(expire_min_ms=expire_ms, tag_mask=mask, flags=flags)
+        self.outcomes.put(batch, number, entry)
         if flags & IS_REWRITTEN:
             shard.rewritten += 1
         if expire_ms:

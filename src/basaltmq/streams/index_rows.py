@@ -1,7 +1,7 @@
 """The values of index rows: a frame's entry, a segment's sums, and the words a frame is found by.
 
     frame     | position u64 | base offset u64 | size u32 | records u32 | largest time i64 | store time i64 |
-              | tag mask u64 | first expiry i64 | flags u8 |
+              | tag mask u64 | first expiry i64 | flags u8 |      a frame of a transaction: its producer for the mask
     segment   | bytes u64 | frames u64 | garbage bytes u64 | least time i64 | largest time i64 |
               | least store time i64 | largest store time i64 |
 
@@ -16,6 +16,7 @@ from struct import Struct as Layout
 from typing import Final, NamedTuple
 
 from basaltmq.errors import CorruptionError
+from basaltmq.log import kafka
 from basaltmq.log.columnar import ColumnBatch
 from basaltmq.log.frame import AWAITED, REWRITTEN, Header
 from basaltmq.log.record import NEVER
@@ -34,6 +35,14 @@ IS_REWRITTEN: Final = 4
 """Made by compaction of what is left of other frames."""
 IS_AWAITED: Final = 8
 """Not to be seen from beside the writer before it is durable, whatever the shard's level."""
+
+IN_TRANSACTION: Final = 16
+IS_MARKER: Final = 32
+"""Ends a transaction of the producer that stands for the tag mask."""
+IS_COMMIT: Final = 64
+OF_TRANSACTIONS: Final = IN_TRANSACTION | IS_MARKER | IS_COMMIT
+INHERITED: Final = IS_REWRITTEN | IS_AWAITED | OF_TRANSACTIONS
+"""What a frame's header or body says for good, whatever is indexed of its records."""
 
 NO_TAGS: Final = 0
 NO_FLAGS: Final = 0
@@ -174,6 +183,10 @@ class Words:
             put((PUT, FAMILY, keys.stream_index_key(b"K", shard, hashed, last_offset), b""))
         for hashed in self.tag_hashes:
             put((PUT, FAMILY, keys.stream_index_key(b"G", shard, hashed, last_offset), b""))
+        if self.flags & OF_TRANSACTIONS:
+            key, value = transaction_row(shard, last_offset, self.tag_mask, self.flags)
+            put((PUT, FAMILY, key, value))
+            return len(self.key_hashes) + 1
         return len(self.key_hashes) + len(self.tag_hashes)
 
     def delete(self, batch: Batch, shard: int, last_offset: int) -> None:
@@ -184,6 +197,28 @@ class Words:
 
 
 NO_WORDS: Final = Words(None, ShardConfig())
+
+
+def kafka_words(raw: bytes, records: ColumnBatch | None, config: ShardConfig) -> Words:
+    """The words of a Kafka record batch; its records are given where they have any."""
+    header = kafka.read_header(raw)
+    if not header.is_transactional:
+        return NO_WORDS if records is None else Words(records, config)
+    words = Words(records, config)
+    is_commit = kafka.read_marker(raw) if header.is_control else None
+    if not header.is_control:
+        words.flags |= IN_TRANSACTION
+    elif is_commit is not None:
+        words.flags |= IS_MARKER | (IS_COMMIT if is_commit else 0)
+    words.tag_mask = header.producer_id
+    return words
+
+
+def transaction_row(shard: int, last_offset: int, producer_id: int, flags: int) -> tuple[bytes, bytes]:
+    """The row by producer of a frame that belongs to a transaction, or ends one."""
+    if flags & IS_MARKER:
+        return keys.stream_index_key(b"M", shard, producer_id, last_offset), b"\1" if flags & IS_COMMIT else b"\0"
+    return keys.stream_index_key(b"Q", shard, producer_id, last_offset), b""
 
 
 def delete_words_of(store: Reader, batch: Batch, shard: int, unreadable: Collection[int]) -> None:
@@ -211,6 +246,19 @@ def first_expiry(batch: ColumnBatch | None, base_offset: int, start: int = 0, de
             if base_offset + place >= start and base_offset + place not in deleted
         ]
     return min((time_ms for time_ms in expiries if time_ms != NEVER), default=NEVER)
+
+
+def set_expiry(
+    batch: Batch, shard: int, entry: Entry, start: int, deleted: Collection[int], records: ColumnBatch | None
+) -> None:
+    """Write down when the first record of a frame expires that is left, if that is another one."""
+    expire_ms = first_expiry(records, entry.base_offset, start, deleted)
+    if expire_ms != entry.expire_min_ms:
+        batch.delete(FAMILY, keys.stream_expiry_key(entry.expire_min_ms, shard, entry.last_offset))
+        changed = entry._replace(expire_min_ms=expire_ms)
+        batch.put(FAMILY, keys.frame_key(shard, entry.last_offset), changed.encode())
+        if expire_ms:
+            batch.put(FAMILY, keys.stream_expiry_key(expire_ms, shard, entry.last_offset), b"")
 
 
 def entry_of(header: Header, position: int, words: Words, expire_min_ms: int) -> Entry:

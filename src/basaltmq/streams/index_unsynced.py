@@ -28,7 +28,7 @@ from basaltmq.log.lane import POSITION_MAX, Lane
 from basaltmq.store import keys
 from basaltmq.store.api import Reader
 from basaltmq.store.batch import Batch
-from basaltmq.streams.index_rows import FAMILY, HAS_KEYS, HAS_TAGS, IS_REWRITTEN, Entry
+from basaltmq.streams.index_rows import FAMILY, HAS_KEYS, HAS_TAGS, IN_TRANSACTION, IS_MARKER, IS_REWRITTEN, Entry
 from basaltmq.streams.segment_state import TIME_NONE, SegmentShard
 
 _POSITION: Final = Layout(">Q")
@@ -145,7 +145,7 @@ def undo(store: Reader, batch: Batch, shard: SegmentShard, position: int) -> Non
             shard.timestamp_max_ms = time_ms
             break
         batch.delete(FAMILY, key)
-    for kind, flag in ((b"K", HAS_KEYS), (b"G", HAS_TAGS)):
+    for kind, flag in ((b"K", HAS_KEYS), (b"G", HAS_TAGS), (b"Q", IN_TRANSACTION), (b"M", IS_MARKER)):
         if flags & flag:
             for key, _ in store.scan(FAMILY, *keys.prefix_range(kind + _POSITION.pack(number))):
                 if keys.decode_stream_index_key(key)[3] >= first:

@@ -5,7 +5,9 @@ shard's frames, if it keeps only the latest record per key. Then a part of clean
 
 Compaction: neighbouring frames in which something can go are rewritten as one, under the same offsets (deltas), at the
 head of the lane; deleted and expired records go with them. A frame in which nothing can go stays as it is. Whether a
-record is superseded is asked of the key index and verified on the frame it names.
+record is superseded is asked of the key index and verified on the frame it names. Transactions: a pass ends before the
+first that is not decided; aborted records go, supersede nothing, and what is rewritten is no longer part of any. A
+marker goes when no frame is left whose fate it may be.
 
 Cleaning: a sealed segment that is half garbage has its live frames copied to the head of the lane (flag RELOCATED, same
 offsets, same times), and is deleted when the copies are synced and the index that points to them is on disk. Readers
@@ -39,7 +41,7 @@ from basaltmq.log.recovery import Damage, Found, scan
 from basaltmq.log.segment import Segment, SegmentState
 from basaltmq.store.api import ManagedStore
 from basaltmq.streams.adapter import hash64
-from basaltmq.streams.index_rows import NO_WORDS, Entry, entry_of
+from basaltmq.streams.index_rows import IS_MARKER, NO_WORDS, Entry, entry_of
 from basaltmq.streams.retention import (
     RECORDS_PER_STEP,
     CompactionPass,
@@ -145,7 +147,8 @@ class SegmentCleaner:
             assert current is not None, "a frame stays in the index while its shard is locked"
             group = [current]
             before = engine.index.entry_before(state.number, entry.base_offset)
-            if before is not None and before.records == 0 and before.base_offset >= state.start_offset:
+            is_hole = before is not None and before.records == 0 and not before.flags & IS_MARKER
+            if before is not None and is_hole and before.base_offset >= state.start_offset:
                 group.insert(0, before)
             self._rewrite(state, config, group, _Judge(engine, state, config, None, now_ms))
         return gone
@@ -182,7 +185,7 @@ class SegmentCleaner:
                 return 0, 0
             progress.is_running = True
             progress.at = 0
-            progress.bound = state.high_watermark
+            progress.bound = state.stable_offset
             progress.tombstone_due_ms = None
         judge = _Judge(self._engine, state, meta.config, progress, now_ms)
         looked = gone = 0
@@ -210,6 +213,13 @@ class SegmentCleaner:
             too_far = group and entry.last_offset - group[0].base_offset >= (1 << 31)
             if entry.last_offset >= progress.bound or (group and (is_full or too_far)):
                 break
+            if entry.flags & IS_MARKER and self._engine.index.outcomes.is_needed(state.number, entry):
+                # It stays as it is, so nothing is merged across it.
+                if group:
+                    break
+                records -= entry.records
+                size -= entry.size_bytes
+                continue
             group.append(entry)
         return group
 
@@ -226,7 +236,7 @@ class SegmentCleaner:
             if batch is None:
                 continue
             held += batch.count
-            alive = judge.kept(entry, batch)
+            alive = judge.kept(entry, batch) if engine.is_seen(state, entry) else []
             gone += judge.live(entry, batch) - len(alive)
             kept += alive
         holes = sum(entry.records == 0 for entry in group)
@@ -414,7 +424,7 @@ class _Judge:
             known = self._maps.get(last_offset)
             if known is None:
                 later = index.entry(number, last_offset)
-                batch = None if later is None else self._engine.load(self._state, later)
+                batch = None if later is None else self._engine.seen_of(self._state, later)
                 if later is None or batch is None:
                     continue
                 known = self._latest(later, batch)

@@ -78,7 +78,16 @@ from basaltmq.streams.adapter import (
 )
 from basaltmq.streams.durability import Durability
 from basaltmq.streams.index import StreamIndex
-from basaltmq.streams.index_rows import IS_AWAITED, NO_WORDS, Entry, Words, first_expiry
+from basaltmq.streams.index_rows import (
+    IS_AWAITED,
+    IS_MARKER,
+    NO_WORDS,
+    OF_TRANSACTIONS,
+    Entry,
+    Words,
+    first_expiry,
+    kafka_words,
+)
 from basaltmq.streams.leaders import HERE, Leaders
 from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.segment_batches import DELTA_MAX, as_columns, offset_runs
@@ -132,6 +141,7 @@ class SegmentEngine(SegmentReader):
         """Open the log under `path` and bring the index up to it; what is unreadable goes to `quarantine`."""
         super().__init__(store, shards, offsets, clock_ms, leaders)
         self._managed = store
+        self._shards_loaded_max = shards_loaded_max
         self._states: Recent[SegmentShard] = Recent(self.load_state, shards_loaded_max)
         self.damages: list[Damage] = []
         self.losses: list[Loss] = []
@@ -161,6 +171,8 @@ class SegmentEngine(SegmentReader):
             for number in range(max(lanes, _lanes_present(path)))
         ]
         recover(self, logs, quarantine, progress)
+        # Those loaded while the index was brought up to date do not know what is undecided.
+        self._states = Recent(self.load_state, self._shards_loaded_max)
         self.lanes = [LogLane(number, log) for number, log in enumerate(logs)]
         self._ticks = [TickSync(lane.watermarks.group) for lane in self.lanes]
         self._finish()
@@ -192,7 +204,7 @@ class SegmentEngine(SegmentReader):
         state = self._states.get(shard)
         with state.lock:
             return ShardInfo(
-                meta, state.start_offset, state.high_watermark, state.next_offset, state.kept, state.size_bytes
+                meta, state.start_offset, state.stable_offset, state.next_offset, state.kept, state.size_bytes
             )
 
     def write(self, shard: int, record: Record, durability: Durability | None = None) -> Append:
@@ -239,7 +251,7 @@ class SegmentEngine(SegmentReader):
         level = config.durability if durability is None else durability
         now_ms = self._clock_ms()
         batch = incoming(raw, now_ms, is_append_time=is_append_time)
-        words = Words(columns(batch.body), config) if config.index_keys and batch.count else NO_WORDS
+        words = kafka_words(raw, columns(batch.body) if config.index_keys and batch.count else None, config)
         with state.lock:
             state.require()
             base = state.next_offset
@@ -247,6 +259,8 @@ class SegmentEngine(SegmentReader):
             if last >= OFFSET_MAX:
                 raise InvalidArgumentError(f"shard {shard} has used up its offsets")
             lane = self._append(state, batch.placed(base), base, last, now_ms, words, level is _SYNCED, KAFKA)
+            if words.flags & OF_TRANSACTIONS:
+                state.follow(words.tag_mask, base, bool(words.flags & IS_MARKER))
             state.next_offset = last + 1
             sequence = lane.watermarks.written(state, base, level)
         lane.watermarks.hold()
@@ -353,7 +367,7 @@ class SegmentEngine(SegmentReader):
             wanted = wanted_records(None, key)
             assert wanted is not None
             found: list[int] = []
-            end = state.high_watermark
+            end = state.stable_offset
             entries = self._candidates(shard, state.start_offset, end, config, None, key)
             for entry, batch in self._frames(state, entries, end):
                 if batch is not None:
@@ -568,7 +582,10 @@ class SegmentEngine(SegmentReader):
         meta = self._own(shard) if raw is None else ShardMeta.decode(shard, raw)
         if meta.engine is not self.engine:
             meta = self._own(shard)
-        return SegmentShard(meta, self.index.shard_row(shard))
+        state = SegmentShard(meta, self.index.shard_row(shard))
+        if self.index.outcomes.is_used:
+            state.undecided = self.index.outcomes.undecided(shard)
+        return state
 
 
 def _lanes_present(path: Path) -> int:

@@ -15,7 +15,7 @@ from basaltmq.errors import CorruptionError, DamagedFrameError
 from basaltmq.log.frame import KAFKA, records_of
 from basaltmq.log.kafka import encode_records
 from basaltmq.streams.adapter import READ_BYTES, READ_BYTES_MAX, check_offset, is_expired
-from basaltmq.streams.index_rows import Entry
+from basaltmq.streams.index_rows import IN_TRANSACTION, Entry
 from basaltmq.streams.segment_state import SegmentShard
 
 if TYPE_CHECKING:
@@ -34,11 +34,16 @@ class KafkaRead(NamedTuple):
     high_watermark: int
 
 
-def read_batches(reader: SegmentReader, shard: int, offset: int, max_bytes: int = READ_BYTES) -> KafkaRead:
-    """Batches from the one that holds `offset` on, the first whatever its size; empty at the high watermark."""
+def read_batches(
+    reader: SegmentReader, shard: int, offset: int, max_bytes: int = READ_BYTES, *, is_decided: bool = False
+) -> KafkaRead:
+    """Batches from the one that holds `offset` on, the first whatever its size; empty at the high watermark.
+
+    With `is_decided` it stands where the first transaction begins that is not; aborted batches are given all the same.
+    """
     state = reader.state_of(shard)
     with state.lock:
-        start, end = state.start_offset, state.high_watermark
+        start, end = state.start_offset, state.stable_offset if is_decided else state.high_watermark
     check_offset(shard, offset, start, end)
     left = min(max_bytes, READ_BYTES_MAX)
     batches: list[bytes] = []
@@ -75,7 +80,8 @@ def _batch(reader: SegmentReader, state: SegmentShard, entry: Entry, start: int)
         deleted = reader.index.deleted(state.number, entry.base_offset, entry.last_offset) if state.deleted else []
         if header.kind == KAFKA and not deleted:
             return body
-        columns = records_of(header, body)
+        is_aborted = entry.flags & IN_TRANSACTION and reader.index.outcomes.is_aborted(state.number, entry)
+        columns = None if is_aborted else records_of(header, body)
     except CorruptionError as error:
         log = reader.lanes[state.lane].log
         reason = f"{log.path} at position {entry.position}: {error}"

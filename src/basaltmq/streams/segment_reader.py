@@ -2,6 +2,9 @@
 
     read   index entries from the offset on ─ pread runs of frames ─ checksums ─ frames, not records
 
+Readers see what is decided: they end where the first transaction begins that is not, and pass over the frames of those
+that were aborted, and over the markers. Only Kafka's own reads go on to the high watermark.
+
 Readers take no lock of the writer's but the shard's, for a moment. A read that meets cleaning (its segment is gone)
 looks into the index again, which points at the copy. A damaged frame is an error that names its shard and offsets.
 """
@@ -32,7 +35,7 @@ from basaltmq.streams.adapter import (
 )
 from basaltmq.streams.engine import EngineBase
 from basaltmq.streams.index import StreamIndex
-from basaltmq.streams.index_rows import Entry
+from basaltmq.streams.index_rows import IN_TRANSACTION, Entry
 from basaltmq.streams.leaders import Leaders
 from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.segment_kafka import KafkaRead, read_batches
@@ -114,10 +117,12 @@ class SegmentReader(EngineBase):
     ) -> FramesRead:
         return self._read(shard, offset, max_records, max_bytes, key=key)
 
-    def read_kafka(self, shard: int, offset: int, max_bytes: int = READ_BYTES) -> KafkaRead:
-        """What `read_by_offset` finds, as Kafka record batches."""
+    def read_kafka(
+        self, shard: int, offset: int, max_bytes: int = READ_BYTES, *, is_decided: bool = False
+    ) -> KafkaRead:
+        """What there is up to the high watermark, as Kafka record batches; or up to the first that is not decided."""
         self._own(shard)
-        return self._retried(lambda: read_batches(self, shard, offset, max_bytes))
+        return self._retried(lambda: read_batches(self, shard, offset, max_bytes, is_decided=is_decided))
 
     def now_ms(self) -> int:
         return self._clock_ms()
@@ -148,7 +153,7 @@ class SegmentReader(EngineBase):
         meta = self._own(shard)
         state = self._states.get(shard)
         with state.lock:
-            start, end, deleted = state.start_offset, state.high_watermark, state.deleted
+            start, end, deleted = state.start_offset, state.stable_offset, state.deleted
         check_offset(shard, offset, start, end)
         if offset >= end:
             return FramesRead([], offset, start, end)
@@ -193,7 +198,7 @@ class SegmentReader(EngineBase):
                 break
             if first.base_offset < offset:
                 # The last read ended inside a frame.
-                batch = self.load(state, first)
+                batch = self.seen_of(state, first)
                 if batch is not None and not taker.take(first.base_offset, batch, offset, end, ()):
                     assert taker.stopped_at is not None
                     return taker.stopped_at
@@ -259,7 +264,10 @@ class SegmentReader(EngineBase):
         if run:
             yield from self._read_run(state, run, size)
 
-    def _read_run(self, state: SegmentShard, run: list[Entry], size: int) -> Iterator[tuple[Entry, ColumnBatch | None]]:
+    def _read_run(
+        self, state: SegmentShard, run: list[Entry], size: int, *, is_whole: bool = False
+    ) -> Iterator[tuple[Entry, ColumnBatch | None]]:
+        """The records of frames; those of aborted ones only if asked for."""
         log = self.lanes[state.lane].log
         first = run[0].position
         raw = log.read(first, size)
@@ -275,14 +283,24 @@ class SegmentReader(EngineBase):
                 check_body(header, body)
                 if header.shard != state.number or header.last_offset != entry.last_offset:
                     raise CorruptionError("the index points to another frame")
-                batch = records_of(header, body)
+                batch = None
+                if is_whole or self.is_seen(state, entry):
+                    batch = records_of(header, body)
             except CorruptionError as error:
                 reason = f"{log.path} at position {entry.position}: {error}"
                 raise DamagedFrameError(state.number, entry.base_offset, entry.last_offset, reason) from error
             yield entry, batch
 
     def load(self, state: SegmentShard, entry: Entry) -> ColumnBatch | None:
-        """The records of one frame."""
+        """The records of one frame, aborted or not."""
+        return next(iter(self._read_run(state, [entry], entry.size_bytes, is_whole=True)))[1]
+
+    def is_seen(self, state: SegmentShard, entry: Entry) -> bool:
+        """Is the frame part of no transaction, or of one that was committed?"""
+        return not entry.flags & IN_TRANSACTION or not self.index.outcomes.is_hidden(state.number, entry)
+
+    def seen_of(self, state: SegmentShard, entry: Entry) -> ColumnBatch | None:
+        """The records of one frame, none if it was aborted."""
         return next(iter(self._read_run(state, [entry], entry.size_bytes)))[1]
 
     def frame_of(self, state: SegmentShard, entry: Entry) -> tuple[Header, bytes]:
@@ -301,7 +319,7 @@ class SegmentReader(EngineBase):
         config = self._own(shard).config
         state = self._states.get(shard)
         with state.lock:
-            start, end, deleted = state.start_offset, state.high_watermark, state.deleted
+            start, end, deleted = state.start_offset, state.stable_offset, state.deleted
         from_offset: int | None = start
         if config.index_times:
             from_offset = self.index.first_at_time(shard, timestamp_ms)

@@ -36,7 +36,7 @@ from basaltmq.log.run import Cut
 from basaltmq.log.segment import Segment, SegmentGoneError
 from basaltmq.streams.index import StreamIndex
 from basaltmq.streams.index_plain import PlainRows
-from basaltmq.streams.index_rows import NO_WORDS, Entry, Words, entry_of, first_expiry
+from basaltmq.streams.index_rows import NO_WORDS, Entry, Words, entry_of, first_expiry, kafka_words
 from basaltmq.streams.segment_read import index_of
 from basaltmq.streams.segment_state import SegmentShard
 from basaltmq.streams.shards import ShardConfig
@@ -188,12 +188,12 @@ class Replay:
         is_edge = base < state.start_offset
         if header.kind == KAFKA:
             # Looked into only where its keys are indexed, as when it was appended.
-            has_words = config.index_keys
-            batch = records_of(header, body) if has_words else None
+            batch = records_of(header, body) if config.index_keys else None
+            words = kafka_words(body, batch, config)
         else:
             has_words = body[4:6] != ONLY_VALUES
             batch = records_of(header, body) if has_words or header.flags & ~AWAITED or is_edge else None
-        words = Words(batch, config) if has_words else NO_WORDS
+            words = Words(batch, config) if has_words else NO_WORDS
         entry = entry_of(header, position, words, first_expiry(batch, base, state.start_offset))
         if header.flags & REWRITTEN:
             self._index.replace(state, entry, batch, config, lambda old: self._load(state, old), self._segment_of)

@@ -41,6 +41,7 @@ class SegmentShard(Visible):
         "skipped",
         "start_offset",
         "timestamp_max_ms",
+        "undecided",
     )
 
     def __init__(self, meta: ShardMeta, raw: bytes | None) -> None:
@@ -69,6 +70,25 @@ class SegmentShard(Visible):
         self.config = meta.config
         self.start_offset = meta.start_offset
         self.is_deleted = False
+        self.undecided: dict[int, int] | None = None
+        """Where transactions begin that are not decided, by producer. None until there is one."""
+
+    @property
+    def stable_offset(self) -> int:
+        """Where readers end who are shown only what is decided."""
+        if not self.undecided:
+            return self.high_watermark
+        return max(self.start_offset, min(self.high_watermark, *self.undecided.values()))
+
+    def follow(self, producer_id: int, base_offset: int, is_marker: bool) -> None:
+        """A frame of a transaction, or the marker that ends it, was appended. Under the lock."""
+        if is_marker:
+            if self.undecided:
+                self.undecided.pop(producer_id, None)
+            return
+        if self.undecided is None:
+            self.undecided = {}
+        self.undecided.setdefault(producer_id, base_offset)
 
     @property
     def kept(self) -> int:

@@ -176,6 +176,8 @@ class SegmentView(SegmentEngine):
             state.records = state.skipped = state.deleted = state.size_bytes = 0
         elif not self._is_catching_up:
             self._hide(state, meta)
+            if self.index.outcomes.is_used:
+                state.undecided = self.index.outcomes.undecided(shard)
         return state
 
     def _hide(self, state: SegmentShard, meta: ShardMeta) -> None:
