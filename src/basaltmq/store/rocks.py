@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
-from rocksdict import Checkpoint, Options, Rdict, ReadOptions, WriteBatch, WriteOptions
+from rocksdict import Checkpoint, IngestExternalFileOptions, Options, Rdict, ReadOptions, WriteBatch, WriteOptions
 
 from basaltmq.errors import (
     BasaltError,
@@ -347,6 +347,16 @@ class RocksStore:
         try:
             for each in self._chosen(family):
                 each.flush(wait)
+        except Exception as error:
+            self._fail(error)
+
+    def ingest(self, family: Family, tables: Sequence[Path]) -> None:
+        """Take in tables made by `SstFileWriter`, all of them or none; the files move into the database."""
+        self._require_writable()
+        how = IngestExternalFileOptions()
+        how.set_move_files(True)
+        try:
+            self._families[family].ingest_external_file([str(path) for path in tables], how)
         except Exception as error:
             self._fail(error)
 

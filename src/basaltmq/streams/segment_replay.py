@@ -10,7 +10,7 @@ which 2 are checksums and 3 RocksDB's; 20 us for another one of plain records.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from basaltmq.errors import InvalidArgumentError, ShardNotFoundError
 from basaltmq.log.columnar import ColumnBatch
@@ -41,9 +41,6 @@ from basaltmq.streams.segment_read import index_of
 from basaltmq.streams.segment_state import SegmentShard
 from basaltmq.streams.shards import ShardConfig
 
-if TYPE_CHECKING:
-    from basaltmq.streams.segment_engine import SegmentEngine
-
 Progress = Callable[[int, int], None]
 """Told (bytes done, bytes in all) every PROGRESS_BYTES and at the end."""
 
@@ -68,12 +65,25 @@ ONLY_VALUES: Final = (3).to_bytes(2, "little")
 """How a body counts its buffers that has values and times and nothing else."""
 
 
+class Indexed(Protocol):
+    """What a log is applied to: an engine, or a part of one."""
+
+    @property
+    def index(self) -> StreamIndex: ...
+
+    def cut(self, raw: bytes) -> Cut | None: ...
+
+    def state_of(self, shard: int) -> SegmentShard: ...
+
+    def config_of(self, shard: int) -> ShardConfig: ...
+
+
 class Replay:
     """Applies the frames of one lane to the index, as they were applied when they were written."""
 
     def __init__(
         self,
-        engine: SegmentEngine,
+        engine: Indexed,
         lane: int,
         log: Lane,
         start: int,

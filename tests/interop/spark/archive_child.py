@@ -12,5 +12,9 @@ if __name__ == "__main__":
     told = json.loads(sys.argv[1])
     archive(
         spark_session("archive-child", master="local[1]"),
-        ArchiveJob(source={"path": told["data"], "subscribe": "orders"}, target=told["archive"], offsets_max=500),
+        ArchiveJob(
+            source={"path": told["data"], "subscribe": "orders"},
+            target=told["archive"],
+            offsets_max=told["offsets_max"],
+        ),
     )

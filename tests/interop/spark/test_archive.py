@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 from pyspark.sql import SparkSession
 
@@ -96,16 +98,32 @@ def test_a_wrong_compression_is_named(spark: SparkSession, tmp_path: Path) -> No
 
 KILLS = int(os.environ.get("BASALT_KILLS", "0"))
 """How often the archive is killed: each costs a start of the JVM."""
+SEED = int(os.environ.get("BASALT_SEED", str(random.SystemRandom().randrange(1 << 32))))
 
 
+def traces(root: Path) -> int:
+    """Grows with what an archive does: offsets planned, files staged, manifests, batches marked as done."""
+    try:
+        return sum(1 for path in root.rglob("*") if path.is_file() and not path.name.startswith("."))
+    except FileNotFoundError:
+        return 0
+
+
+@pytest.mark.timeout(120 * (KILLS + 2))
 @pytest.mark.skipif(not KILLS, reason="a JVM per kill: set BASALT_KILLS; what a kill leaves is cleaned up above")
 def test_killed_at_random_each_record_is_archived_once(spark: SparkSession, tmp_path: Path) -> None:
-    count = 3000
+    print(f"seed {SEED}")
+    rng = random.Random(SEED)
+    count, offsets_max = 300 * (KILLS + 1), 50
     with basaltmq.open(tmp_path / "data") as db:
-        db.topic("orders").append([b"0-%d" % i for i in range(count)])
-    told = json.dumps({"data": str(tmp_path / "data"), "archive": str(tmp_path / "archive")})
+        orders = db.topic("orders")
+        for begin in range(0, count, 100):
+            orders.append([b"0-%d" % i for i in range(begin, begin + 100)])
+    root = tmp_path / "archive"
+    told = json.dumps({"data": str(tmp_path / "data"), "archive": str(root), "offsets_max": offsets_max})
     environment = os.environ | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    for turn in range(KILLS):
+    killed = 0
+    for _ in range(KILLS):
         child = subprocess.Popen(
             [sys.executable, "-m", "tests.interop.spark.archive_child", told],
             env=environment,
@@ -113,14 +131,19 @@ def test_killed_at_random_each_record_is_archived_once(spark: SparkSession, tmp_
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        folder = tmp_path / "archive" / "_manifests"
-        before = len(list(folder.glob("*.json"))) if folder.exists() else 0
-        deadline = time.monotonic() + 120
+        before, more = traces(root), rng.randrange(1, 12)
+        deadline = time.monotonic() + 100
         while child.poll() is None and time.monotonic() < deadline:
-            if folder.exists() and len(list(folder.glob("*.json"))) > before + turn % 3:
+            if abs(traces(root) - before) >= more:
+                time.sleep(rng.random() * 0.3)
                 break
-            time.sleep(0.05)
+            time.sleep(0.01)
+        killed += child.poll() is None
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-    archive(spark, job(tmp_path, offsets_max=500))
+    done = len(list((root / "_manifests").glob("*.json")))
+    print(f"killed {killed} times; {done} of {count // offsets_max} batches done before the last run")
+    archive(spark, job(tmp_path, offsets_max=10 * offsets_max))
     assert archived(spark, tmp_path) == [(0, i, b"0-%d" % i) for i in range(count)]
+    files = [path for path in root.rglob("*.parquet") if "_staging" not in path.parts]
+    assert sum(pyarrow.parquet.read_metadata(path).num_rows for path in files) == count
