@@ -56,6 +56,10 @@ def initial(offsets: Offsets) -> Json:
     return to_json(offsets) | {INITIAL: True}
 
 
+def is_initial(start: Json) -> bool:
+    return bool(start.get(INITIAL))
+
+
 def end_of(start: Json, offsets: Offsets) -> Json:
     """The end of a batch that begins at `start`."""
     end = to_json(offsets)

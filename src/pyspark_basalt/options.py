@@ -1,7 +1,8 @@
 """Options of the data source, checked before anything runs.
 
-Names and meanings are those of Spark's Kafka connector, without its `kafka.` settings; `path` says where the data
-is. An option that is not known is refused: a misspelt `endingOffset` would read more than was asked for.
+Names and meanings are those of Spark's Kafka connector, without its `kafka.` settings; `path` or `server` says where
+the data is (connection.py). An option that is not known is refused: a misspelt `endingOffset` would read more than was
+asked for. Those of Kafka's connector that mean nothing here are refused with what to do instead.
 """
 
 from __future__ import annotations
@@ -15,17 +16,21 @@ from typing import Final
 import msgspec
 
 from basaltmq.errors import InvalidArgumentError
+from pyspark_basalt.connection import NAMES, Place, parse_place
 from pyspark_basalt.offsets import EARLIEST, LATEST, Offsets, parse_offsets
 
 PARTITION_BYTES: Final = 128 << 20
 """What one task reads unless told: a second or so of work, and enough tasks of a large topic for every core."""
 
+TRIGGER_DELAY_MS: Final = 15 * 60_000
+"""How long `minOffsetsPerTrigger` may hold back what is there, unless told: Kafka's connector's."""
+
 _READ_NAMES: Final = (
-    "path",
-    "vhost",
+    *NAMES,
     "subscribe",
     "subscribePattern",
     "assign",
+    "queue",
     "startingOffsets",
     "endingOffsets",
     "startingTimestamp",
@@ -34,6 +39,9 @@ _READ_NAMES: Final = (
     "endingOffsetsByTimestamp",
     "startingOffsetsByTimestampStrategy",
     "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "commitGroup",
     "minPartitions",
     "maxRecordsPerPartition",
     "maxBytesPerPartition",
@@ -44,6 +52,17 @@ _READ_NAMES: Final = (
 )
 KNOWN: Final = {name.lower(): name for name in _READ_NAMES}
 
+_AT_KAFKA: Final = {
+    "groupidprefix": "a query needs no group to read; commitGroup names one that is told how far it is",
+    "kafka.group.id": "a query needs no group to read; commitGroup names one that is told how far it is",
+    "groupid": "a query needs no group to read; commitGroup names one that is told how far it is",
+    "kafka.bootstrap.servers": "give path, or server, the address of a broker's admin API",
+    "fetchoffset.numretries": "retryTimeoutMs says how long a broker is waited for",
+    "fetchoffset.retryintervalms": "retryTimeoutMs says how long a broker is waited for",
+    "kafkaconsumer.polltimeoutms": "retryTimeoutMs says how long a broker is waited for",
+}
+"""Options of Kafka's connector that have no meaning here, and what to do."""
+
 
 class Bound(msgspec.Struct, frozen=True):
     """One end of what is read: a place for all, offsets by partition, or a time."""
@@ -53,19 +72,25 @@ class Bound(msgspec.Struct, frozen=True):
     offsets: Offsets = {}
     timestamp_ms: int | None = None
     timestamps: Offsets = {}
+    must_match: bool = False
+    """A time of which nothing is there is an error; otherwise it is the end."""
 
 
 class ReadOptions(msgspec.Struct, frozen=True):
     """What to read, from where to where, and in which pieces."""
 
-    path: str
-    vhost: str = "/"
+    place: Place
+    queue: str | None = None
+    """A queue's messages instead of topics."""
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     assign: dict[str, list[int]] | None = None
     start: Bound = Bound()
     end: Bound = Bound(place=LATEST)
     offsets_per_trigger_max: int | None = None
+    offsets_per_trigger_min: int | None = None
+    trigger_delay_ms_max: int = TRIGGER_DELAY_MS
+    commit_group: str | None = None
     partitions_min: int | None = None
     partition_records_max: int | None = None
     partition_bytes_max: int = PARTITION_BYTES
@@ -81,33 +106,37 @@ def parse(options: Mapping[str, str], *, is_streaming: bool = False) -> ReadOpti
     """Read options, checked; InvalidArgumentError says what is wrong with which."""
     given = {name.lower(): value for name, value in options.items()}
     for name in given:
-        if name not in KNOWN:
-            near = difflib.get_close_matches(name, KNOWN, n=1)
-            hint = f"; did you mean {KNOWN[near[0]]}?" if near else f"; known are {', '.join(_READ_NAMES)}"
-            raise InvalidArgumentError(f"the basalt source has no option {name!r}{hint}")
-    path = given.get("path", "")
-    if not path:
-        raise InvalidArgumentError('say where the data is: .option("path", "/data/basalt")')
-    which = [name for name in ("subscribe", "subscribepattern", "assign") if name in given]
+        _check_known(name)
+    place = parse_place(given, "say where the data is")
+    which = [name for name in ("subscribe", "subscribepattern", "assign", "queue") if name in given]
     if len(which) != 1:
         raise InvalidArgumentError(
-            "say what to read with one of subscribe, subscribePattern and assign, not "
+            "say what to read with one of subscribe, subscribePattern and assign, or queue, not "
             + (" and ".join(KNOWN[name] for name in which) or "none of them")
         )
+    if "queue" in given:
+        _check_queue(given)
+    if not is_streaming:
+        for name in ("maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay", "commitgroup"):
+            if name in given:
+                raise InvalidArgumentError(f"{KNOWN[name]} is for streams; a batch query reads once, and all of it")
     start = _bound(given, "starting", LATEST if is_streaming else EARLIEST)
     if is_streaming:
         for name in ("endingoffsets", "endingtimestamp", "endingoffsetsbytimestamp"):
             if name in given:
                 raise InvalidArgumentError(f"{KNOWN[name]} is for batch queries; a stream ends when it is stopped")
     return ReadOptions(
-        path=path,
-        vhost=given.get("vhost", "/"),
+        place=place,
+        queue=given.get("queue"),
         topics=_names(given.get("subscribe")),
         pattern=_pattern(given.get("subscribepattern")),
         assign=_assign(given.get("assign")),
         start=start,
         end=_bound(given, "ending", LATEST),
         offsets_per_trigger_max=_count(given, "maxoffsetspertrigger"),
+        offsets_per_trigger_min=_count(given, "minoffsetspertrigger"),
+        trigger_delay_ms_max=_delay_ms(given.get("maxtriggerdelay")),
+        commit_group=_group(given.get("commitgroup")),
         partitions_min=_count(given, "minpartitions"),
         partition_records_max=_count(given, "maxrecordsperpartition"),
         partition_bytes_max=_count(given, "maxbytesperpartition") or PARTITION_BYTES,
@@ -118,7 +147,51 @@ def parse(options: Mapping[str, str], *, is_streaming: bool = False) -> ReadOpti
     )
 
 
+def _check_known(name: str) -> None:
+    if name in KNOWN:
+        return
+    if name in _AT_KAFKA:
+        raise InvalidArgumentError(f"the basalt source has no option {name!r}: {_AT_KAFKA[name]}")
+    if name.startswith("kafka."):
+        raise InvalidArgumentError(f"{name!r} is a setting of Kafka's clients, and there is none here; leave it out")
+    near = difflib.get_close_matches(name, KNOWN, n=1)
+    hint = f"; did you mean {KNOWN[near[0]]}?" if near else f"; known are {', '.join(_READ_NAMES)}"
+    raise InvalidArgumentError(f"the basalt source has no option {name!r}{hint}")
+
+
+_FOR_TOPICS: Final = (
+    "explodeevents",
+    "maxoffsetspertrigger",
+    "minoffsetspertrigger",
+    "maxtriggerdelay",
+    "commitgroup",
+    "maxrecordsperpartition",
+    "maxbytesperpartition",
+    "startingoffsetsbytimestamp",
+    "endingoffsetsbytimestamp",
+    "startingoffsetsbytimestampstrategy",
+)
+"""What has no meaning for a queue: its messages have a time and no offset, and go when they are done."""
+
+
+def _check_queue(given: Mapping[str, str]) -> None:
+    if not given["queue"].strip():
+        raise InvalidArgumentError("queue names one queue")
+    for name in _FOR_TOPICS:
+        if name in given:
+            raise InvalidArgumentError(f"{KNOWN[name]} is for topics; messages of a queue are read by when they came")
+    for name in ("startingoffsets", "endingoffsets"):
+        if given.get(name, "earliest").strip().lower() not in ("earliest", "latest"):
+            raise InvalidArgumentError(
+                f"{KNOWN[name]} of a queue is earliest or latest; {name[: -len('offsets')]}Timestamp gives a time"
+            )
+
+
 def _bound(given: Mapping[str, str], side: str, place: int) -> Bound:
+    strategy = given.get("startingoffsetsbytimestampstrategy", "latest").strip().lower()
+    if strategy not in ("error", "latest"):
+        raise InvalidArgumentError(f"startingOffsetsByTimestampStrategy is error or latest, not {strategy!r:.80}")
+    must_match = side == "starting" and strategy == "error"
     said = [name for name in (f"{side}offsetsbytimestamp", f"{side}timestamp", f"{side}offsets") if name in given]
     if len(said) > 1:
         raise InvalidArgumentError(f"give one of {', '.join(KNOWN[name] for name in said)}, not several")
@@ -130,8 +203,8 @@ def _bound(given: Mapping[str, str], side: str, place: int) -> Bound:
     if name == f"{side}timestamp":
         if not text.isdecimal():
             raise InvalidArgumentError(f"{KNOWN[name]} is milliseconds since 1970, not {text!r:.80}")
-        return Bound(place=place, timestamp_ms=int(text))
-    return Bound(place=place, timestamps=parse_offsets(KNOWN[name], text))
+        return Bound(place=place, timestamp_ms=int(text), must_match=must_match)
+    return Bound(place=place, timestamps=parse_offsets(KNOWN[name], text), must_match=must_match)
 
 
 def _place(option: str, text: str, place: int) -> Bound:
@@ -183,6 +256,24 @@ def _count(given: Mapping[str, str], name: str) -> int | None:
     if not text.strip().isdecimal() or int(text) < 1:
         raise InvalidArgumentError(f"{KNOWN[name]} is a number above 0, not {text!r:.80}")
     return int(text)
+
+
+_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def _delay_ms(text: str | None) -> int:
+    if text is None:
+        return TRIGGER_DELAY_MS
+    found = re.fullmatch(r"(\d{1,12})\s*(ms|s|m|h|d)", text.strip().lower())
+    if found is None:
+        raise InvalidArgumentError(f"maxTriggerDelay is a time such as 15m, 30s or 500ms, not {text!r:.80}")
+    return int(found[1]) * _UNITS_MS[found[2]]
+
+
+def _group(text: str | None) -> str | None:
+    if text is not None and not text.strip():
+        raise InvalidArgumentError("commitGroup names a consumer group")
+    return text
 
 
 def _flag(given: Mapping[str, str], name: str, otherwise: bool) -> bool:

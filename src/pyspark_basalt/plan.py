@@ -13,9 +13,9 @@ import msgspec
 
 from basaltmq.errors import DataLossError, InvalidArgumentError, TopicNotFoundError
 from basaltmq.streams.adapter import ShardInfo
-from basaltmq.streams.view import StreamView
 from pyspark_basalt.offsets import EARLIEST, LATEST, Offsets
 from pyspark_basalt.options import Bound, ReadOptions
+from pyspark_basalt.views import TopicView
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ class Piece(msgspec.Struct, frozen=True):
     """What kept the partition when this was planned: a view that sees another one is out of date."""
 
 
-def partitions_of(view: StreamView, options: ReadOptions) -> list[tuple[str, int]]:
+def partitions_of(view: TopicView, options: ReadOptions) -> list[tuple[str, int]]:
     """Topics and partitions a query is about, as they are at this moment."""
     if options.assign is not None:
         for name, numbers in options.assign.items():
@@ -48,11 +48,11 @@ def partitions_of(view: StreamView, options: ReadOptions) -> list[tuple[str, int
         except TopicNotFoundError:
             known = [t.name for _, t in zip(range(10), view.topics(), strict=False)]
             there = f"; there are {', '.join(known)}" if known else "; the store has no topics at all"
-            raise TopicNotFoundError(f"there is no topic {name!r} in {options.path}{there}") from None
+            raise TopicNotFoundError(f"there is no topic {name!r} in {options.place}{there}") from None
     return found
 
 
-def resolve(view: StreamView, bound: Bound, partitions: list[tuple[str, int]], *, which_end: str) -> Offsets:
+def resolve(view: TopicView, bound: Bound, partitions: list[tuple[str, int]], *, which_end: str) -> Offsets:
     """The offset of one end ("from" or "to") for every partition."""
     resolved: Offsets = {}
     for topic, number in partitions:
@@ -68,10 +68,16 @@ def resolve(view: StreamView, bound: Bound, partitions: list[tuple[str, int]], *
     return resolved
 
 
-def _resolve_one(view: StreamView, bound: Bound, topic: str, number: int, info: ShardInfo, which_end: str) -> int:
+def _resolve_one(view: TopicView, bound: Bound, topic: str, number: int, info: ShardInfo, which_end: str) -> int:
     timestamp_ms = bound.timestamps.get(topic, {}).get(number, bound.timestamp_ms)
     if timestamp_ms is not None:
-        return view.offset_at(topic, number, timestamp_ms)
+        found = view.offset_at(topic, number, timestamp_ms)
+        if bound.must_match and found >= info.high_watermark:
+            raise InvalidArgumentError(
+                f"{topic}[{number}] has no record of {timestamp_ms} ms or later; begin earlier, or set "
+                "startingOffsetsByTimestampStrategy=latest"
+            )
+        return found
     offset = bound.offsets.get(topic, {}).get(number, bound.place)
     if offset == EARLIEST:
         return info.start_offset
@@ -84,7 +90,7 @@ def _resolve_one(view: StreamView, bound: Bound, topic: str, number: int, info: 
     return offset
 
 
-def pieces(view: StreamView, start: Offsets, end: Offsets, options: ReadOptions) -> list[Piece]:
+def pieces(view: TopicView, start: Offsets, end: Offsets, options: ReadOptions) -> list[Piece]:
     """Ranges for tasks; a partition that is new at the end begins at its beginning."""
     whole: list[Piece] = []
     for topic, by_partition in end.items():
@@ -116,7 +122,7 @@ def check_kept(topic: str, number: int, begin: int, end: int, info: ShardInfo, o
     return info.start_offset
 
 
-def _cut(view: StreamView, piece: Piece, total: int, options: ReadOptions) -> Iterator[Piece]:
+def _cut(view: TopicView, piece: Piece, total: int, options: ReadOptions) -> Iterator[Piece]:
     count = piece.end - piece.begin
     parts = 1
     info = view.info(piece.topic, piece.partition)

@@ -1,30 +1,37 @@
 """Writers: tasks stage, the driver imports, each batch of a query exactly once.
 
 Tasks write their rows to the stage beside the store and tell the driver the file. The driver opens the store for as
-long as the import takes, which no other process may have open for writing then. A stream's run is its query, whose id
-is in its checkpoint, and its batches have Spark's numbers: what is done again after a crash is found done. A batch
-write is a run of its own unless `runId` and `batchId` say which.
+long as the import takes, which no other process may have open for writing then. With a `server` tasks send their rows
+to the broker's stage in parts, and the driver asks the broker to import them (remote_sink.py).
+
+A stream's run is its query, whose id is in its checkpoint, and its batches have Spark's numbers: what is done again
+after a crash is found done. A batch write is a run of its own unless `runId` and `batchId` say which.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from basaltmq.errors import InvalidArgumentError
+from basaltmq.errors import BasaltError, InvalidArgumentError
 from basaltmq.pipeline.place import store_path
-from basaltmq.streams.imports import Imported, open_imports
+from basaltmq.pipeline.remote import RemoteView
+from basaltmq.streams.imports import open_imports
 from basaltmq.streams.stage import Part, PartWriter, folder_of
 from basaltmq.streams.topics import Topic
 from basaltmq.streams.view import StreamView
 from pyspark_basalt.chunks import Cutter
-from pyspark_basalt.views import view_of
+from pyspark_basalt.remote_sink import send_rows
+from pyspark_basalt.views import remote_of, seen_at, view_of
 from pyspark_basalt.write_options import WriteOptions
 
 QUERY: str = "sql.streaming.queryId"
@@ -39,6 +46,8 @@ class Staged(WriterCommitMessage):
     run: str
     number: int
     part: Part | None
+    sent: tuple[dict[str, Any], ...] = ()
+    """Parts at a broker."""
 
 
 class _Writer:
@@ -46,25 +55,44 @@ class _Writer:
 
     def __init__(self, options: WriteOptions) -> None:
         self.options = options
-        self.store = store_path(options.path, options.vhost)
+        self.store = Path()
+        place = options.place
+        if place.login is None:
+            self.store = store_path(place.path, place.vhost)
         if options.topic is not None:
             # Found out here rather than in the first task.
-            view_of(options.path, options.vhost, refresh=True).topic(options.topic)
+            seen_at(place, refresh=True, is_first=True).topic(options.topic)
 
     def stage(self, rows: Iterator[pa.RecordBatch], run: str, batch: int) -> Staged:
         context = TaskContext.get()
         number = 0 if context is None else context.partitionId()
-        view = view_of(self.options.path, self.options.vhost, refresh=True)
+        place = self.options.place
+        if place.login is not None:
+            remote = remote_of(place.login, in_task=True, refresh=True)
+            return Staged(run, number, None, tuple(send_rows(rows, remote, run, batch, number, self.options.topic)))
+        view = view_of(place.path, place.vhost, refresh=True)
         return stage_rows(rows, self.store, run, batch, number, view, self.options.topic)
 
-    def publish(self, messages: list[WriterCommitMessage | None], run: str, batch: int) -> Imported:
+    def publish(self, messages: list[WriterCommitMessage | None], run: str, batch: int) -> None:
         told = sorted((each for each in messages if isinstance(each, Staged)), key=lambda each: each.number)
-        parts = [each.part for each in told if each.part is not None]
-        with open_imports(self.store) as imports:
-            return imports.run(run, batch, parts)
+        login = self.options.place.login
+        if login is None:
+            with open_imports(self.store) as imports:
+                imports.run(run, batch, [each.part for each in told if each.part is not None])
+            return
+        remote = remote_of(login, in_task=True)
+        remote.commit_batch(run, batch, [part for each in told for part in each.sent])
+        if self.options.is_only_one:
+            remote.forget_run(run)
 
     def forget(self, messages: list[WriterCommitMessage | None], run: str, batch: int) -> None:
         """Remove what was staged; what tasks left that told nothing expires."""
+        login = self.options.place.login
+        if login is not None:
+            # The write has failed; that a broker which may be why cannot be told of it must not hide how.
+            with suppress(BasaltError):
+                RemoteView(msgspec.structs.replace(login, patience_s=0.0)).discard_batch(run, batch)
+            return
         folder = folder_of(self.store, run, batch)
         for each in messages:
             if isinstance(each, Staged) and each.part is not None:

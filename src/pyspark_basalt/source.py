@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import pyarrow as pa
@@ -20,12 +21,16 @@ from pyspark_basalt import offsets as offset_json
 from pyspark_basalt import options as option_names
 from pyspark_basalt.events import SCHEMA as EVENTS
 from pyspark_basalt.events import take_apart
+from pyspark_basalt.groups import commit_group
 from pyspark_basalt.offsets import Json, Offsets
 from pyspark_basalt.options import ReadOptions
 from pyspark_basalt.plan import Piece, limited, partitions_of, pieces, resolve
+from pyspark_basalt.queue_source import SCHEMA as QUEUE
+from pyspark_basalt.queue_source import QueueBatchReader, QueueStreamReader
+from pyspark_basalt.remote_rows import read_remote
 from pyspark_basalt.rows import HEADERS, SCHEMA, read_piece
 from pyspark_basalt.sink import BatchWriter, StreamWriter
-from pyspark_basalt.views import view_of
+from pyspark_basalt.views import remote_of, seen_at, view_of
 from pyspark_basalt.write_options import parse_write
 
 
@@ -44,6 +49,8 @@ class BasaltDataSource(DataSource):
         return "basalt"
 
     def schema(self) -> str:
+        if self.options.get("queue") is not None:
+            return QUEUE + (HEADERS if self._is_on("includeHeaders") else "")
         if self._is_on("explodeEvents"):
             return EVENTS
         include = self._is_on("includeHeaders")
@@ -52,12 +59,12 @@ class BasaltDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         options = option_names.parse(self.options)
         self._require_schema(schema)
-        return BatchReader(options)
+        return BatchReader(options) if options.queue is None else QueueBatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         options = option_names.parse(self.options, is_streaming=True)
         self._require_schema(schema)
-        return StreamReader(options)
+        return StreamReader(options) if options.queue is None else QueueStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         if overwrite:
@@ -89,7 +96,11 @@ class _Reader:
         piece = cast("Piece | None", partition.value)
         if piece is None:
             return iter(())
-        rows = read_piece(view_of(self.options.path, self.options.vhost), piece, self.options)
+        place = self.options.place
+        if place.login is not None:
+            rows = read_remote(remote_of(place.login, in_task=True), piece, self.options)
+        else:
+            rows = read_piece(view_of(place.path, place.vhost), piece, self.options)
         return take_apart(rows) if self.options.explode_events else rows
 
 
@@ -97,7 +108,7 @@ class BatchReader(_Reader, DataSourceReader):
     """Reads what there is, once."""
 
     def partitions(self) -> list[InputPartition]:
-        view = view_of(self.options.path, self.options.vhost, refresh=True)
+        view = seen_at(self.options.place, refresh=True, is_first=True)
         which = partitions_of(view, self.options)
         start = resolve(view, self.options.start, which, which_end="from")
         end = resolve(view, self.options.end, which, which_end="to")
@@ -105,14 +116,24 @@ class BatchReader(_Reader, DataSourceReader):
 
 
 class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads on, batch by batch. Lives in one process on the driver; `read` runs in tasks on copies of it."""
+    """Reads on, batch by batch. Lives in one process on the driver; `read` runs in tasks on copies of it.
 
-    def __init__(self, options: ReadOptions) -> None:
+    Spark tells of a finished batch (`commit`) only when it has planned the next one, and never of the last. But it
+    plans a batch from the end of the one before, which is finished by then, and looks for more even when there is
+    nothing: so the group is told where it stands when `latestOffset` is asked for.
+    """
+
+    def __init__(self, options: ReadOptions, clock_s: Callable[[], float] = time.monotonic) -> None:
         super().__init__(options)
         self._target: Offsets | None = None
+        self._clock_s = clock_s
+        self._batch_s: float | None = None
+        """When the last batch was planned."""
+        self._told: Offsets = {}
+        """What the group was told."""
 
     def initialOffset(self) -> dict[str, object]:  # noqa: N802
-        view = view_of(self.options.path, self.options.vhost, refresh=True)
+        view = seen_at(self.options.place, refresh=True)
         which = partitions_of(view, self.options)
         return offset_json.initial(resolve(view, self.options.start, which, which_end="from"))
 
@@ -126,32 +147,63 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
         begin = offset_json.from_json(start)
         latest = self._target or self._latest()
+        self._tell_group(begin, latest)
         # A topic that was deleted, or is not listed any more, stays where it was: offsets never go back.
         ends: Offsets = {topic: dict(of) for topic, of in begin.items()}
         begins: Offsets = {topic: dict(of) for topic, of in begin.items()}
-        view = view_of(self.options.path, self.options.vhost)
+        view = seen_at(self.options.place)
         for topic, of in latest.items():
             for number, to in of.items():
                 known = begins.setdefault(topic, {})
                 if number not in known:
                     known[number] = view.info(topic, number).start_offset
                 ends.setdefault(topic, {})[number] = max(to, known[number])
+        if ends == begin and not offset_json.is_initial(start):
+            # As it was given, so that Spark sees that it is the same.
+            return start
+        if self._is_too_little(begins, ends):
+            # The first batch is made all the same, empty: with it the checkpoint knows where the query began.
+            return offset_json.end_of(start, begin) if offset_json.is_initial(start) else start
+        self._batch_s = self._clock_s()
         if isinstance(limit, ReadMaxRows):
             ends = limited(begins, ends, limit.max_rows)
         return offset_json.end_of(start, ends)
+
+    def _is_too_little(self, begins: Offsets, ends: Offsets) -> bool:
+        least = self.options.offsets_per_trigger_min
+        if least is None or self._target is not None:
+            return False
+        behind = sum(to - begins[topic][number] for topic, of in ends.items() for number, to in of.items())
+        if self._batch_s is None:
+            self._batch_s = self._clock_s()
+        waited_ms = (self._clock_s() - self._batch_s) * 1000
+        return behind < least and waited_ms < self.options.trigger_delay_ms_max
+
+    def _tell_group(self, done: Offsets, latest: Offsets) -> None:
+        """Commit where finished batches ended, in topics that are still there."""
+        if self.options.commit_group is None:
+            return
+        known = {
+            topic: {number: at for number, at in of.items() if number in latest.get(topic, {})}
+            for topic, of in done.items()
+            if topic in latest
+        }
+        if known and known != self._told:
+            commit_group(self.options.place, self.options.commit_group, known)
+            self._told = known
 
     def reportLatestOffset(self) -> dict[str, object]:  # noqa: N802
         return offset_json.to_json(self._latest())
 
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
-        view = view_of(self.options.path, self.options.vhost, refresh=True)
+        view = seen_at(self.options.place, refresh=True)
         begin = offset_json.begin_of(start, end)
         found = pieces(view, begin, offset_json.from_json(end), self.options)
         return [PiecePartition(piece) for piece in found]
 
     def commit(self, end: Json) -> None:
-        """Nothing is held for a batch, so there is nothing to let go."""
+        """Told to the group already; and nothing is held for a batch that could be let go."""
 
     def _latest(self) -> Offsets:
-        view = view_of(self.options.path, self.options.vhost, refresh=True)
+        view = seen_at(self.options.place, refresh=True)
         return resolve(view, self.options.end, partitions_of(view, self.options), which_end="to")

@@ -22,11 +22,11 @@ import msgspec
 from pyspark.sql.types import StructType
 
 from basaltmq.errors import InvalidArgumentError
-from basaltmq.pipeline.place import DEFAULT_VHOST
 from basaltmq.streams.imports import ONCE
 from basaltmq.streams.stage import check_run
+from pyspark_basalt.connection import NAMES, Place, parse_place
 
-_NAMES: Final = ("path", "vhost", "topic", "runId", "batchId", "checkpointLocation")
+_NAMES: Final = (*NAMES, "topic", "runId", "batchId", "checkpointLocation")
 KNOWN: Final = {name.lower(): name for name in _NAMES}
 
 _TEXT: Final = ("binary", "string")
@@ -39,18 +39,25 @@ COLUMNS: Final = {
     "headers": _HEADERS,
     "timestamp": ("timestamp", "timestamp_ntz"),
 }
+WRITE: Final = "write-"
+"""A batch write's run at a broker, which is asked to forget it when it is done: its answer may have to be asked for
+again."""
 PASSED_OVER: Final = ("offset", "timestampType")
 
 
 class WriteOptions(msgspec.Struct, frozen=True):
     """Where to write, and as what."""
 
-    path: str
-    vhost: str
+    place: Place
     topic: str | None
     run: str
     """A batch write's own; a stream's is its query."""
     batch: int
+
+    @property
+    def is_only_one(self) -> bool:
+        """A run of this write alone, of which nothing can come again once it is done."""
+        return self.run.startswith((ONCE, WRITE))
 
 
 def parse_write(options: Mapping[str, str], schema: StructType, *, is_streaming: bool) -> WriteOptions:
@@ -61,8 +68,7 @@ def parse_write(options: Mapping[str, str], schema: StructType, *, is_streaming:
             near = difflib.get_close_matches(name, KNOWN, n=1)
             hint = f"; did you mean {KNOWN[near[0]]}?" if near else f"; known are {', '.join(_NAMES)}"
             raise InvalidArgumentError(f"the basalt sink has no option {name!r}{hint}")
-    if not given.get("path"):
-        raise InvalidArgumentError('say where to write to: .option("path", "/data/basalt")')
+    place = parse_place(given, "say where to write to")
     topic = given.get("topic")
     _check_columns(schema, topic)
     if is_streaming and ("runid" in given or "batchid" in given):
@@ -72,10 +78,13 @@ def parse_write(options: Mapping[str, str], schema: StructType, *, is_streaming:
     batch = given.get("batchid", "0")
     if not batch.isdecimal():
         raise InvalidArgumentError(f"batchId is a number from 0 on, not {batch!r:.80}")
-    run = check_run(given["runid"]) if "runid" in given else f"{ONCE}{uuid4().hex}"
-    if "runid" in given and run.startswith(ONCE):
-        raise InvalidArgumentError(f"runs that begin with {ONCE!r} are not remembered; name it otherwise than {run!r}")
-    return WriteOptions(given["path"], given.get("vhost", DEFAULT_VHOST), topic, run, int(batch))
+    own = f"{ONCE if place.login is None else WRITE}{uuid4().hex}"
+    run = check_run(given.get("runid", own))
+    if "runid" in given and run.startswith((ONCE, WRITE)):
+        raise InvalidArgumentError(
+            f"runs that begin with {ONCE!r} or {WRITE!r} are not remembered; name it otherwise than {run!r}"
+        )
+    return WriteOptions(place, topic, run, int(batch))
 
 
 def _check_columns(schema: StructType, topic: str | None) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from basaltmq.admin.application import AdminApplication
+from basaltmq.admin.arrow_stream import ArrowStreams
 from basaltmq.admin.auth import Authenticator
 from basaltmq.admin.bindings import Bindings
 from basaltmq.admin.connections import Connections
@@ -24,6 +25,9 @@ from basaltmq.admin.queues import Queues
 from basaltmq.admin.routes import Access, Call, Route, RouteTable
 from basaltmq.admin.scope import Scope
 from basaltmq.admin.store import StoreTools
+from basaltmq.admin.streams import Streams
+from basaltmq.admin.streams_import import StreamImports
+from basaltmq.admin.streams_queue import QueueMessages
 from basaltmq.admin.totals import TotalsBook
 from basaltmq.admin.vhosts import Vhosts
 from basaltmq.broker.config import Config
@@ -37,6 +41,7 @@ class AdminApi:
         """`config` gives the settings of the moment; `ports` where the broker listens, by section."""
         scope = Scope(node, config, ports)
         totals = TotalsBook()
+        arrow = ArrowStreams()
         authenticator = Authenticator(node.users)
         started_s = time.time()
         principals = Principals(scope, node.users, node.permissions)
@@ -54,6 +59,9 @@ class AdminApi:
             *Bindings(scope).routes(),
             *Policies(scope).routes(),
             *Connections(scope).routes(),
+            *Streams(scope, arrow).routes(),
+            *StreamImports(scope).routes(),
+            *QueueMessages(scope, arrow).routes(),
             *self.definitions.routes(),
             *Health(scope, config).routes(),
             *self.metrics.routes(),

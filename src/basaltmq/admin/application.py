@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from basaltmq.admin.auth import Authenticator
 from basaltmq.admin.errors import http_error
-from basaltmq.admin.message import HttpError, Request, Response, json_response
+from basaltmq.admin.message import BodySink, HttpError, Request, Response, json_response
 from basaltmq.admin.paging import only_columns
 from basaltmq.admin.routes import Access, Call, Route, RouteTable, allowed, decode_body
 from basaltmq.admin.server import Admitted
@@ -43,15 +43,34 @@ class AdminApplication:
                     403, f"user {user.name!r} needs the tag {route.access.value}: basalt user tags {user.name} ..."
                 )
 
-        async def answer(received: Request) -> Response:
-            return await _run(route, Call(received, names, user))
+        call = Call(request, names, user)
+        sink = None if route.sink is None else _opened(route.sink, call)
 
-        return Admitted(route.body_bytes_max, answer)
+        async def answer(received: Request) -> Response:
+            call.request = received
+            if sink is None:
+                return await _run(route, call)
+            call.body = sink
+            try:
+                return await _run(route, call)
+            except BaseException:
+                await sink.discard()
+                raise
+
+        return Admitted(route.body_bytes_max, answer, sink)
+
+
+def _opened(make: Callable[[Call], BodySink], call: Call) -> BodySink:
+    try:
+        return make(call)
+    except BasaltError as error:
+        raise http_error(error) from error
 
 
 async def _run(route: Route, call: Call) -> Response:
     try:
-        call.body = decode_body(route, call.request.body)
+        if route.sink is None:
+            call.body = decode_body(route, call.request.body)
         made: Any = route.handle(call)
         if inspect.isawaitable(made):
             made = await _finish(made)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
@@ -86,6 +86,30 @@ class Request(msgspec.Struct):
         return self.query.get(name, "false").lower() in {"true", "1", "yes"}
 
 
+class BodySink(Protocol):
+    """Where a body goes that is too large for memory, as it comes in."""
+
+    async def write(self, data: bytes) -> None:
+        """Take a piece; what was handed over is not waited for elsewhere, so a slow disk slows the client."""
+        ...
+
+    async def discard(self) -> None:
+        """The body ended in the middle, or was refused."""
+        ...
+
+
+class BodyStream(Protocol):
+    """An answer that is made while the client takes it."""
+
+    async def next(self) -> bytes | None:
+        """The next piece; None at the end."""
+        ...
+
+    async def close(self) -> None:
+        """Called once, whether it was taken to its end or not at all."""
+        ...
+
+
 class Response(msgspec.Struct):
     """What goes back."""
 
@@ -93,6 +117,9 @@ class Response(msgspec.Struct):
     body: bytes = b""
     content_type: str = "application/json"
     headers: dict[str, str] = {}
+    stream: BodyStream | None = None
+    """A body of unknown length, in pieces, instead of `body`. One that fails in the middle ends the connection, so
+    that a client cannot take a part for the whole."""
 
 
 def json_response(value: Any, status: Literal[200, 201] = 200) -> Response:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from basaltmq.admin.message import HttpError, Request
+from basaltmq.admin.message import BodySink, HttpError, Request
 from basaltmq.broker.users import User
 
 BODY_BYTES_MAX: Final = 1 << 20
@@ -115,6 +115,8 @@ class Route:
     query: dict[str, str] = field(default_factory=dict)
     """Name -> meaning."""
     paged: bool = False
+    sink: Callable[[Call], BodySink] | None = None
+    """Makes what a body is written to as it comes, once the head is admitted; the handler finds it in `Call.body`."""
     body_bytes_max: int = BODY_BYTES_MAX
     answers: str = ""
     """What comes back, in words, where the summary does not say it."""

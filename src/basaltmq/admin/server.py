@@ -3,9 +3,11 @@
     accept ─> head (bounded size and time) ─> admit ─┬─> body (bounded by what admit allows) ─> answer ─> next request
                                                       └─> refused: answered and, if a body was coming, closed
 
-A body is read only after the head was admitted, so nobody fills memory without a password. Everything a client can do
-slowly has a time limit, everything it can send has a size limit, and there is a limit of connections; past it a client
-gets 503 at once. On `close` idle connections end at once and busy ones after their answer, within the grace given.
+A body is read only after the head was admitted, so nobody fills memory without a password. A long one may go to a sink
+piece by piece, and a long answer may be a stream: the next piece is asked for when the client has taken the one before,
+so neither is ever in memory as a whole. Everything a client can do slowly has a time limit, everything it can send has
+a size limit, and there is a limit of connections; past it a client gets 503 at once. On `close` idle connections end at
+once and busy ones after their answer, within the grace given.
 
 Which path means what is left to the application.
 """
@@ -17,13 +19,13 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
 from typing import Final, NamedTuple, Protocol
 
 import h11
 
-from basaltmq.admin.message import HttpError, Request, Response
+from basaltmq.admin.message import BodySink, BodyStream, HttpError, Request, Response
 
 HEAD_BYTES_MAX: Final = 32 * 1024
 """A request line with long names in it, and headers; browsers send 2 KiB."""
@@ -56,6 +58,8 @@ class Admitted(NamedTuple):
 
     body_bytes_max: int
     answer: Callable[[Request], Awaitable[Response]]
+    sink: BodySink | None = None
+    """Takes the body; `Request.body` is empty then."""
 
 
 class Application(Protocol):
@@ -165,11 +169,14 @@ class _Connection:
             try:
                 request.split()
                 admitted = await application.admit(request)
-                request.body = await self._body(admitted.body_bytes_max, request.headers)
+                request.body = await self._body(admitted, request.headers)
                 response = await admitted.answer(request)
             except HttpError as error:
                 response = error.response()
-            await self._send(response, is_head=request.method == "HEAD")
+            if response.stream is None:
+                await self._send(response, is_head=request.method == "HEAD")
+            else:
+                await self._send_stream(response, response.stream, is_head=request.method == "HEAD")
         except h11.RemoteProtocolError as error:
             await self.refuse(HttpError(error.error_status_hint, f"that is not HTTP as it should be: {error}"))
             return False
@@ -206,11 +213,21 @@ class _Connection:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
         return Request(event.method.decode(), event.target.decode("latin-1"), headers, self._peer)
 
-    async def _body(self, size_bytes_max: int, headers: dict[str, str]) -> bytes:
+    async def _body(self, admitted: Admitted, headers: dict[str, str]) -> bytes:
+        if admitted.sink is None:
+            return b"".join([data async for data in self._pieces(admitted.body_bytes_max, headers)])
+        try:
+            async for data in self._pieces(admitted.body_bytes_max, headers):
+                await admitted.sink.write(data)
+        except BaseException:
+            await admitted.sink.discard()
+            raise
+        return b""
+
+    async def _pieces(self, size_bytes_max: int, headers: dict[str, str]) -> AsyncIterator[bytes]:
         too_large = HttpError(413, f"the body is over {size_bytes_max} bytes, the limit here")
         if int(headers.get("content-length", "0")) > size_bytes_max:
             raise too_large
-        parts: list[bytes] = []
         size_bytes = 0
         if self._http.they_are_waiting_for_100_continue:
             await self._write(
@@ -223,9 +240,9 @@ class _Connection:
                 size_bytes += len(event.data)
                 if size_bytes > size_bytes_max:
                     raise too_large
-                parts.append(bytes(event.data))
+                yield bytes(event.data)
             elif isinstance(event, h11.EndOfMessage):
-                return b"".join(parts)
+                return
             else:
                 raise ConnectionResetError("the client went away in the middle of a body")
 
@@ -239,19 +256,36 @@ class _Connection:
 
     async def _send(self, response: Response, *, is_head: bool, last: bool = False) -> None:
         has_body = response.status not in {204, 304}
-        headers = [("Server", self._name), ("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff")]
-        if has_body:
-            headers += [("Content-Type", response.content_type), ("Content-Length", str(len(response.body)))]
-        headers += list(response.headers.items())
-        if last or self._http.their_state is not h11.DONE:
-            # What is left of the request is not going to be read.
-            headers.append(("Connection", "close"))
-        reason = HTTPStatus(response.status).phrase
-        raw = self._http.send(h11.Response(status_code=response.status, headers=headers, reason=reason)) or b""
+        about = [("Content-Type", response.content_type), ("Content-Length", str(len(response.body)))]
+        raw = self._head_of(response, about if has_body else [], last=last)
         if has_body and response.body and not is_head:
             raw += self._http.send(h11.Data(data=response.body)) or b""
         raw += self._http.send(h11.EndOfMessage()) or b""
         await self._write(raw)
+
+    async def _send_stream(self, response: Response, stream: BodyStream, *, is_head: bool) -> None:
+        try:
+            await self._write(self._head_of(response, [("Content-Type", response.content_type)]))
+            while not is_head and (piece := await stream.next()) is not None:
+                await self._write(self._http.send(h11.Data(data=piece)))
+            await self._write(self._http.send(h11.EndOfMessage()))
+        except (ConnectionError, TimeoutError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            # The status is out. Without the end of the body the client knows that this is not all, and asks again.
+            _log.warning("an answer of the admin API was cut: %s", error)
+            raise ConnectionAbortedError(str(error)) from error
+        finally:
+            await stream.close()
+
+    def _head_of(self, response: Response, about: list[tuple[str, str]], *, last: bool = False) -> bytes:
+        headers = [("Server", self._name), ("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff")]
+        headers += [*about, *response.headers.items()]
+        if last or self._http.their_state is not h11.DONE:
+            # What is left of the request is not going to be read.
+            headers.append(("Connection", "close"))
+        reason = HTTPStatus(response.status).phrase
+        return self._http.send(h11.Response(status_code=response.status, headers=headers, reason=reason)) or b""
 
     async def _write(self, raw: bytes | None) -> None:
         self._writer.write(raw or b"")

@@ -264,6 +264,14 @@ class Auth(Section, frozen=True):
     )
 
 
+class Events(Section, frozen=True):
+    """What happens to messages in queues, told to the topic `__events` of their virtual host (docs/PIPELINE.md)."""
+
+    sample: Annotated[
+        float, setting("Share of messages whose life is told, 0 to 1; 0 tells nothing and costs nothing.", ge=0, le=1)
+    ] = 0.0
+
+
 class Log(Section, frozen=True):
     """What is written to stderr."""
 
@@ -309,6 +317,7 @@ class Config(Section, frozen=True):
     disk: Disk = Disk()
     vhosts: Vhosts = Vhosts()
     auth: Auth = Auth()
+    events: Events = Events()
     log: Log = Log()
     stop: Stop = Stop()
 

@@ -264,7 +264,7 @@ class Node:
         def open_it() -> VHost:
             store = open_store(path, options=options)
             try:
-                return VHost(name, store, path=path, budget=self._budget)
+                return VHost(name, store, path=path, budget=self._budget, event_sample=self.config.events.sample)
             except BaseException:
                 store.close()
                 raise

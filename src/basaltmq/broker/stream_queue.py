@@ -335,9 +335,14 @@ class StreamQueues:
         if isinstance(error, StorageError):
             self._failed(error)
         elif error is None and queue.stream is not None:
+            self.came(queue.name, queue)
+
+    def came(self, topic: str, queue: BrokerQueue | None) -> None:
+        """Tell whoever waits that records can be read in a topic, which is that of a stream queue if one is given."""
+        if queue is not None and queue.stream is not None:
             self._visible(queue)
-            for listener in self._listeners:
-                listener(queue.name)
+        for listener in self._listeners:
+            listener(topic)
 
     def retain(self) -> int:
         """A bounded piece of retention; may be called from any thread."""

@@ -34,6 +34,7 @@ from basaltmq.broker.stream_spool import StreamSpool
 from basaltmq.broker.tick_batch import ACK, REJECT, REQUEUE, Publish, Publisher, Settlement
 from basaltmq.broker.timekeeping import Timekeeper
 from basaltmq.broker.topology import Topology
+from basaltmq.embedded.events import EventSettings, EventWriter
 from basaltmq.errors import (
     AccessRefusedError,
     BasaltError,
@@ -48,6 +49,7 @@ from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.api import Store
 from basaltmq.store.commit import GroupCommit
 from basaltmq.store.size import SizeGuard
+from basaltmq.streams.shards import Engine
 
 DRAIN_S: Final = 30.0
 """How long closing waits for confirms that are under way."""
@@ -76,10 +78,12 @@ class VHost:
         clock_ns: Callable[[], int] = time.time_ns,
         budget: MemoryBudget | None = None,
         report: Callable[[str], None] | None = None,
+        event_sample: float = 0.0,
     ) -> None:
         """Open what the store holds. Takes as long as recovery does: call it in a thread, then `start` on the loop.
 
-        `budget` is what queues may hold in memory, shared with other virtual hosts.
+        `budget` is what queues may hold in memory, shared with other virtual hosts. `event_sample` is the share of
+        messages whose life is told to the topic `__events`.
         """
         self.name = name
         self.store = store
@@ -147,6 +151,11 @@ class VHost:
         self.policies.changed = self._policies_changed
         self._policies_changed()
         self.plane.listen(self._ready)
+        self.events: EventWriter | None = None
+        if event_sample:
+            engine = Engine.ROCKSDB if path is None else Engine.SEGMENT
+            self.events = EventWriter(self.streams.plane, EventSettings(sample=event_sample, engine=engine))
+            self.plane.record_events(self.events.recorder)
 
     def start(self) -> None:
         """Serve, from here on, on the running loop."""
@@ -428,6 +437,8 @@ class VHost:
         if self.size_guard is not None:
             self.size_guard.close()
         self.plane.close()
+        if self.events is not None:
+            self.events.close()
         for close in (self.streams.close, self.commit.close):
             try:
                 close()

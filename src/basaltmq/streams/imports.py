@@ -10,10 +10,11 @@ A batch whose number is not above the last one done is done: nothing happens. Ki
 Killed after it, the import is finished by whoever imports next into this store, from the files of the intent, not from
 those staged again meanwhile, which may hold the same records in another order.
 
-How far it came is told by the partitions themselves. An importer has the store for itself, so its chunks lie one after
-the other from the offset of the intent on: a chunk is there if the offsets it would have hold its records. It does
-not matter if others have appended in between; theirs have other times, if nothing else. Records that were removed since
-count as equal: a chunk of which nothing is left would have been removed as well.
+How far it came is told by the partitions themselves. A chunk is one append, so its records lie one after the other
+from the offset of the intent on, behind the chunk before it: right behind it, or behind what others appended in
+between, in a broker whose clients write to the same topic. It is there if such a place holds its records, time and all.
+Records that were removed since count as equal: a chunk of which nothing is left would have been removed as well. What
+could be mistaken is a run of records of others that are equal in key, value, headers and millisecond.
 
 Visible as one: readers see nothing of a batch before its first sync, which covers a whole lane. After a crash in the
 middle they may see the part that was durable until the import is finished.
@@ -32,7 +33,13 @@ from uuid import UUID
 
 import msgspec
 
-from basaltmq.errors import BasaltError, CorruptionError, InvalidArgumentError, StoreLockedError
+from basaltmq.errors import (
+    BasaltError,
+    CorruptionError,
+    InvalidArgumentError,
+    PreconditionFailedError,
+    StoreLockedError,
+)
 from basaltmq.log.columnar import ColumnBatch
 from basaltmq.store import keys
 from basaltmq.store.api import Store
@@ -42,7 +49,7 @@ from basaltmq.store.families import Family
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore
 from basaltmq.streams import stage
-from basaltmq.streams.adapter import READ_BYTES_MAX, Append, Clock
+from basaltmq.streams.adapter import READ_BYTES_MAX, READ_RECORDS_MAX, Append, Clock
 from basaltmq.streams.durability import Durability
 from basaltmq.streams.leaders import Leaders
 from basaltmq.streams.offsets import Offsets
@@ -58,6 +65,9 @@ ONCE: Final = "once-"
 """Runs named so have one batch that nobody can bring again, so nothing of them is remembered."""
 
 LAYOUT: Final = 1
+
+SEARCH_BYTES: Final = 4 << 20
+"""Read at once when a chunk is looked for among the records of others."""
 
 _log = logging.getLogger("basaltmq.streams")
 
@@ -109,6 +119,16 @@ def runs(store: Store) -> Iterator[tuple[str, Run]]:
         yield run, _decode(run, raw)
 
 
+def forget_run(store: Store, run: str) -> None:
+    """Remember nothing of a run, whose batches cannot come again; one that a crash cut off is finished first."""
+    if read_run(store, run).intent is not None:
+        raise PreconditionFailedError(f"an import of the run {run!r} was cut off; send its batch again to finish it")
+    batch = Batch()
+    batch.delete(Family.IMPORTS, keys.import_key(run))
+    store.write(batch)
+    store.sync()
+
+
 def _decode(run: str, raw: bytes) -> Run:
     try:
         found = msgspec.msgpack.decode(raw, type=Run)
@@ -120,7 +140,7 @@ def _decode(run: str, raw: bytes) -> Run:
 
 
 class Imports:
-    """Imports into the topics of a store that this process has for itself."""
+    """Imports into the topics of a store that this process has open. One at a time: its callers see to that."""
 
     def __init__(self, path: Path, store: Store, streams: StreamPlane, clock_ms: Clock) -> None:
         self._path = path
@@ -150,7 +170,7 @@ class Imports:
             topic = self._streams.topics.get(name)
             if topic.config.engine is Engine.MEMORY:
                 raise InvalidArgumentError(
-                    f"topic {name!r} is kept by the memory engine: what is written by path would be gone at once"
+                    f"topic {name!r} is kept by the memory engine: an import survives a crash, and it does not"
                 )
             bases.append(Base(name, topic.id, number, self._streams.drivers.info(name, number).next_offset))
         return bases
@@ -178,7 +198,10 @@ class Imports:
         for append in appends:
             self._streams.drivers.wait(append)
         if run.startswith(ONCE):
-            self._forget(run)
+            batch = Batch()
+            batch.delete(Family.IMPORTS, keys.import_key(run))
+            self._store.write(batch)
+            self._store.sync()
         else:
             self._save(run, Run(last_batch=intent.batch))
         stage.remove(folder)
@@ -194,8 +217,9 @@ class Imports:
                 if (chunk.topic, chunk.partition) != (base.topic, base.partition):
                     continue
                 columns = staged.chunk(index)
-                if is_resumed and self._is_there(base, at, columns):
-                    at += chunk.records
+                place = self._place(base, at, columns) if is_resumed else None
+                if place is not None:
+                    at = place + chunk.records
                     continue
                 # What follows a chunk that is not there is not there either.
                 is_resumed = False
@@ -205,6 +229,21 @@ class Imports:
                         base.topic, columns, partition=base.partition, durability=Durability.SYNCED
                     )
                 )
+
+    def _place(self, base: Base, at: int, columns: ColumnBatch) -> int | None:
+        """From where on the partition holds these records: at `at`, or behind what others appended after that."""
+        if self._is_there(base, at, columns):
+            return at
+        first = columns.records(0)[0]
+        offset = max(at, self._streams.drivers.info(base.topic, base.partition).start_offset)
+        while True:
+            found = self._streams.drivers.read(base.topic, base.partition, offset, READ_RECORDS_MAX, SEARCH_BYTES)
+            for record in found.records():
+                if msgspec.structs.replace(record, offset=0) == first and self._is_there(base, record.offset, columns):
+                    return record.offset
+            if found.next_offset <= offset:
+                return None
+            offset = found.next_offset
 
     def _is_there(self, base: Base, at: int, columns: ColumnBatch) -> bool:
         """Do the offsets from `at` on hold these records, as far as they hold any?"""
@@ -228,12 +267,6 @@ class Imports:
     def _needed(self) -> set[tuple[str, int]]:
         return {(run, state.intent.batch) for run, state in runs(self._store) if state.intent is not None}
 
-    def _forget(self, run: str) -> None:
-        batch = Batch()
-        batch.delete(Family.IMPORTS, keys.import_key(run))
-        self._store.write(batch)
-        self._store.sync()
-
     def _save(self, run: str, state: Run) -> None:
         batch = Batch()
         state = msgspec.structs.replace(state, at_ms=self._clock_ms())
@@ -253,7 +286,8 @@ def open_imports(path: Path, clock_ms: Callable[[], int] = _now_ms) -> Iterator[
         store = open_store(path, create=False)
     except StoreLockedError as error:
         raise StoreLockedError(
-            f"{error}. A write by path needs the store for a moment: write when nobody has it open for writing"
+            f"{error}. A write by path needs the store for a moment: write through the broker that has it, with "
+            'server="http://host:15672", or when nobody has it open for writing'
         ) from None
     try:
         streams = StreamPlane(store, clock_ms, makers={Engine.SEGMENT: partial(_segment_engine, store, path)})

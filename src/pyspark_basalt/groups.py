@@ -1,0 +1,43 @@
+"""Consumer groups that are told how far a query is, so that its lag is seen where every consumer's is."""
+
+from __future__ import annotations
+
+import time
+
+from basaltmq.errors import StoreLockedError
+from basaltmq.pipeline.place import store_path
+from basaltmq.store.open import open_store
+from basaltmq.streams.plane import StreamPlane
+from pyspark_basalt.connection import Place
+from pyspark_basalt.offsets import Offsets
+from pyspark_basalt.views import remote_of
+
+
+def commit_group(place: Place, group: str, offsets: Offsets) -> None:
+    """Commit the offsets a group reads next; durable on return."""
+    if place.login is not None:
+        remote_of(place.login).commit_group(group, offsets)
+        return
+    try:
+        store = open_store(store_path(place.path, place.vhost), create=False)
+    except StoreLockedError as error:
+        raise StoreLockedError(
+            f'{error}. commitGroup by path needs the store for a moment: use server="http://host:15672", the broker '
+            "that has it, or leave commitGroup out"
+        ) from None
+    try:
+        plane = StreamPlane(store, lambda: time.time_ns() // 1_000_000)
+        try:
+            topics = {name: plane.topics.find(name) for name in offsets}
+            commits = {
+                (topic.id, number): at
+                for name, topic in topics.items()
+                if topic is not None
+                for number, at in offsets[name].items()
+            }
+            if commits:
+                plane.offsets.commit(group, dict(commits))
+        finally:
+            plane.close()
+    finally:
+        store.close()

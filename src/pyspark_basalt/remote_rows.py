@@ -1,0 +1,57 @@
+"""Records that come from a broker, as rows of Kafka's schema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from basaltmq.errors import RemoteError
+from basaltmq.pipeline.remote import RemoteView
+from pyspark_basalt.options import ReadOptions
+from pyspark_basalt.plan import Piece, check_kept
+from pyspark_basalt.rows import CREATE_TIME
+
+OUT_OF_RANGE = "offset_out_of_range"
+"""What a broker says of an offset that retention took."""
+
+_HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+_HEADERS = pa.list_(pa.field("element", _HEADER))
+
+
+def read_remote(view: RemoteView, piece: Piece, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """The records of a piece; gaps left by deletes, expiry and compaction are passed over."""
+    begin = piece.begin
+    while True:
+        view.refresh()
+        info = view.info(piece.topic, piece.partition)
+        begin = check_kept(piece.topic, piece.partition, begin, piece.end, info, options)
+        try:
+            for batch in view.records(piece.topic, piece.partition, begin, piece.end, headers=options.include_headers):
+                begin = batch.column("offset")[-1].as_py() + 1
+                yield from _cut(_rows(batch, piece, options), options.batch_rows)
+            return
+        except RemoteError as error:
+            if error.code != OUT_OF_RANGE:
+                raise
+
+
+def _cut(batch: pa.RecordBatch, rows_max: int) -> Iterator[pa.RecordBatch]:
+    for at in range(0, batch.num_rows, rows_max):
+        yield batch.slice(at, rows_max)
+
+
+def _rows(batch: pa.RecordBatch, piece: Piece, options: ReadOptions) -> pa.RecordBatch:
+    count = batch.num_rows
+    columns = {
+        "key": batch.column("key"),
+        "value": batch.column("value"),
+        "topic": pa.repeat(pa.scalar(piece.topic, pa.string()), count),
+        "partition": pa.repeat(pa.scalar(piece.partition, pa.int32()), count),
+        "offset": batch.column("offset"),
+        "timestamp": batch.column("timestamp").cast(pa.timestamp("us", tz="UTC")),
+        "timestampType": pa.repeat(pa.scalar(CREATE_TIME, pa.int32()), count),
+    }
+    if options.include_headers:
+        columns["headers"] = batch.column("headers").cast(_HEADERS)
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
