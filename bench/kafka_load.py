@@ -60,7 +60,14 @@ def produce(kafka: Any, address: str, topic: str, count: int) -> dict[str, float
 
 def _from_start(kafka: Any, address: str, topic: str, **more: Any) -> Any:
     consumer = kafka.Consumer(
-        {"bootstrap.servers": address, "group.id": "bench", "enable.auto.commit": False, "check.crcs": False, **more}
+        {
+            "bootstrap.servers": address,
+            "group.id": "bench",
+            "enable.auto.commit": False,
+            "queued.min.messages": 1_000_000,
+            "queued.max.messages.kbytes": 1_000_000,
+            **more,
+        }
     )
     consumer.list_topics(topic, timeout=WAIT_S)
     consumer.assign([kafka.TopicPartition(topic, 0, kafka.OFFSET_BEGINNING)])
