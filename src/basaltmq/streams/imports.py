@@ -158,9 +158,11 @@ class Imports:
             stage.remove(folder)
             return Imported(0, was_done=True)
         chunked = [part for part in parts if part.chunks]
+        # Opened, and so checked, before the intent, which could never be carried out without them.
+        opened = [StagedPart(folder, part) for part in chunked]
         intent = Intent(batch, chunked, self._bases(chunked))
         self._save(run, msgspec.structs.replace(state, intent=intent))
-        self._carry_out(run, intent, is_resumed=False)
+        self._carry_out(run, intent, opened, is_resumed=False)
         stage.expire(self._path, self._needed(), self._clock_ms() / 1000)
         return Imported(sum(chunk.records for part in parts for chunk in part.chunks))
 
@@ -187,11 +189,10 @@ class Imports:
     def _finish(self, run: str) -> None:
         intent = read_run(self._store, run).intent
         if intent is not None:
-            self._carry_out(run, intent, is_resumed=True)
+            folder = stage.folder_of(self._path, run, intent.batch)
+            self._carry_out(run, intent, [StagedPart(folder, part) for part in intent.parts], is_resumed=True)
 
-    def _carry_out(self, run: str, intent: Intent, *, is_resumed: bool) -> None:
-        folder = stage.folder_of(self._path, run, intent.batch)
-        parts = [StagedPart(folder, part) for part in intent.parts]
+    def _carry_out(self, run: str, intent: Intent, parts: Sequence[StagedPart], *, is_resumed: bool) -> None:
         appends: list[Append] = []
         for base in intent.bases:
             appends += self._append(base, intent, parts, is_resumed=is_resumed)
@@ -204,7 +205,7 @@ class Imports:
             self._store.sync()
         else:
             self._save(run, Run(last_batch=intent.batch))
-        stage.remove(folder)
+        stage.remove(stage.folder_of(self._path, run, intent.batch))
 
     def _append(self, base: Base, intent: Intent, parts: Sequence[StagedPart], *, is_resumed: bool) -> Iterator[Append]:
         drivers = self._streams.drivers

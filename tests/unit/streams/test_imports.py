@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -225,3 +226,33 @@ def test_stages_that_nobody_finishes_expire(tmp_path: Path) -> None:
 def test_a_run_is_named_so_that_a_folder_can_be(tmp_path: Path, run: str) -> None:
     with pytest.raises(InvalidArgumentError, match="a run is named by"):
         folder_of(tmp_path, run, 0)
+
+
+def test_a_cut_off_batch_is_finished_once_though_others_append_between_its_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(tmp_path)
+    part = staged(tmp_path, "run", 0, [(0, [b"a", b"b"]), (0, [b"c"]), (0, [b"other"]), (1, [b"d"])])
+    with open_imports(tmp_path) as imports:
+        drivers = imports._streams.drivers
+        append, left = drivers.append_batch, iter((False, True))
+
+        def beside(topic: str, records: Any, **given: Any) -> Any:
+            done = append(topic, records, **given)
+            append(topic, [Record(b"other")], partition=given["partition"])
+            if next(left):
+                raise KeyboardInterrupt
+            return done
+
+        monkeypatch.setattr(drivers, "append_batch", beside)
+        with pytest.raises(KeyboardInterrupt):
+            imports.run("run", 0, [part])
+    with basaltmq.open(tmp_path) as db:
+        begun = [[record.value for record in db.topic("orders").read(p)] for p in (0, 1)]
+    with open_imports(tmp_path) as imports:
+        assert imports.run("run", 0, [part]).was_done
+    with basaltmq.open(tmp_path) as db:
+        found = [[record.value for record in db.topic("orders").read(p)] for p in (0, 1)]
+    assert begun[0][-5:] == [b"a", b"b", b"other", b"c", b"other"]
+    # Records of others with the same value have another time, and are not taken for the chunk.
+    assert found == [[*begun[0], b"other"], [*begun[1], b"d"]]
