@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 import threading
+from typing import Any
+from uuid import UUID
 
 import pytest
 from tests.interop.kafka.raw import RawClient, batch_of, fetched
@@ -144,3 +146,63 @@ def test_deleted_records_leave_offsets_that_are_passed_over(kafka: Broker) -> No
         assert (found["error_code"], found["low_watermark"]) == (0, 2)
         assert client.fetch("trimmed", 0)["error_code"] == e.OFFSET_OUT_OF_RANGE
         assert [each.value for each in records(client.fetch("trimmed", 2)["records"])] == [b"c"]
+
+
+def wants(session: tuple[int, int], asked: dict[UUID, int], forgotten: tuple[UUID, ...] = ()) -> dict[str, Any]:
+    """A fetch by topic ids, in a session: an id and an epoch."""
+    return {
+        "max_wait_ms": 0,
+        "min_bytes": 1,
+        "max_bytes": 1 << 20,
+        "session_id": session[0],
+        "session_epoch": session[1],
+        "topics": [
+            {
+                "topic_id": topic,
+                "partitions": [{"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1 << 20}],
+            }
+            for topic, offset in asked.items()
+        ],
+        "forgotten_topics": [{"topic_id": topic, "partitions": [0]} for topic in forgotten],
+    }
+
+
+def test_a_fetch_session_tells_only_what_the_client_does_not_know(kafka: Broker) -> None:
+    with RawClient(kafka.port("kafka")) as client, RawClient(kafka.port("kafka")) as other:
+        for name in ("session-a", "session-b"):
+            client.create(name)
+        described = client.ask(k.METADATA, 12, {"topics": [{"name": n} for n in ("session-a", "session-b")]})
+        first, second = (topic["topic_id"] for topic in described["topics"])
+        begun = client.ask(k.FETCH, 16, wants((0, 0), {first: 0, second: 0}))
+        session = begun["session_id"]
+        assert session > 0
+        assert [topic["topic_id"] for topic in begun["topics"]] == [first, second]
+        assert client.ask(k.FETCH, 16, wants((session, 1), {}))["topics"] == []
+        client.produce("session-b", batch_of(b"one"))
+        told = client.ask(k.FETCH, 16, wants((session, 2), {}))
+        assert [topic["topic_id"] for topic in told["topics"]] == [second]
+        assert [each.value for each in records(told["topics"][0]["partitions"][0]["records"])] == [b"one"]
+        assert client.ask(k.FETCH, 16, wants((session, 3), {second: 1}))["topics"] == []
+        client.produce("session-a", batch_of(b"two"))
+        client.produce("session-b", batch_of(b"three"))
+        told = client.ask(k.FETCH, 16, wants((session, 4), {}, (first,)))
+        assert [topic["topic_id"] for topic in told["topics"]] == [second]
+        assert client.ask(k.FETCH, 16, wants((session, 4), {}))["error_code"] == e.INVALID_FETCH_SESSION_EPOCH
+        assert client.ask(k.FETCH, 12, {**fetched("session-a", 0), "session_id": session, "session_epoch": 5})[
+            "error_code"
+        ] == (e.FETCH_SESSION_TOPIC_ID_ERROR)
+        assert other.ask(k.FETCH, 16, wants((session, 5), {}))["error_code"] == e.FETCH_SESSION_ID_NOT_FOUND
+        ended = client.ask(k.FETCH, 16, wants((session, -1), {first: 0}))
+        assert (ended["session_id"], len(ended["topics"])) == (0, 1)
+        assert client.ask(k.FETCH, 16, wants((session, 5), {}))["error_code"] == e.FETCH_SESSION_ID_NOT_FOUND
+
+
+def test_a_fetch_by_the_id_of_a_topic_that_is_gone_says_so(kafka: Broker) -> None:
+    with RawClient(kafka.port("kafka")) as client:
+        client.create("going")
+        gone = client.ask(k.METADATA, 12, {"topics": [{"name": "going"}]})["topics"][0]["topic_id"]
+        client.ask(k.FETCH, 16, wants((0, -1), {gone: 0}))
+        client.ask(k.DELETE_TOPICS, 4, {"topic_names": ["going"], "timeout_ms": 10_000})
+        client.create("going")
+        found = client.ask(k.FETCH, 16, wants((0, -1), {gone: 0}))["topics"][0]
+        assert (found["topic_id"], found["partitions"][0]["error_code"]) == (gone, e.UNKNOWN_TOPIC_ID)

@@ -70,7 +70,7 @@ APIS: Final[dict[int, Api]] = {
     api.key: api
     for api in (
         Api(PRODUCE, "Produce", 0, 9, 9, data.PRODUCE_REQUEST, data.PRODUCE_RESPONSE),
-        Api(FETCH, "Fetch", 4, 12, 12, data.FETCH_REQUEST, data.FETCH_RESPONSE),
+        Api(FETCH, "Fetch", 4, 17, 12, data.FETCH_REQUEST, data.FETCH_RESPONSE),
         Api(LIST_OFFSETS, "ListOffsets", 1, 6, 6, data.LIST_OFFSETS_REQUEST, data.LIST_OFFSETS_RESPONSE),
         Api(METADATA, "Metadata", 0, 12, 9, topics.METADATA_REQUEST, topics.METADATA_RESPONSE),
         Api(OFFSET_COMMIT, "OffsetCommit", 2, 8, 8, groups.OFFSET_COMMIT_REQUEST, groups.OFFSET_COMMIT_RESPONSE),

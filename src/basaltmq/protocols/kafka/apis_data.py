@@ -56,7 +56,7 @@ PRODUCE_RESPONSE: Final = Struct(
 )
 
 FETCH_REQUEST: Final = Struct(
-    Field("replica_id", "int32"),
+    Field("replica_id", "int32", until=14, default=-1),
     Field("max_wait_ms", "int32"),
     Field("min_bytes", "int32"),
     Field("max_bytes", "int32", since=3, default=0x7FFFFFFF),
@@ -67,7 +67,8 @@ FETCH_REQUEST: Final = Struct(
         "topics",
         Array(
             Struct(
-                Field("topic", "string"),
+                Field("topic", "string", until=12),
+                Field("topic_id", "uuid", since=13),
                 Field(
                     "partitions",
                     Array(
@@ -86,7 +87,13 @@ FETCH_REQUEST: Final = Struct(
     ),
     Field(
         "forgotten_topics",
-        Array(Struct(Field("topic", "string"), Field("partitions", Array("int32")))),
+        Array(
+            Struct(
+                Field("topic", "string", until=12),
+                Field("topic_id", "uuid", since=13),
+                Field("partitions", Array("int32")),
+            )
+        ),
         since=7,
     ),
     Field("rack_id", "string", since=11),
@@ -100,7 +107,8 @@ FETCH_RESPONSE: Final = Struct(
         "topics",
         Array(
             Struct(
-                Field("topic", "string"),
+                Field("topic", "string", until=12),
+                Field("topic_id", "uuid", since=13),
                 Field(
                     "partitions",
                     Array(

@@ -26,6 +26,7 @@ from basaltmq.errors import AccessRefusedError, AuthenticationError, BasaltError
 from basaltmq.protocols.kafka import api as k
 from basaltmq.protocols.kafka import errors as e
 from basaltmq.protocols.kafka.desk import Later
+from basaltmq.protocols.kafka.fetch_session import FetchSession
 from basaltmq.protocols.kafka.schema import Fields
 from basaltmq.protocols.kafka.session import MECHANISMS, api_versions, read_plain
 
@@ -57,6 +58,7 @@ class Connection(asyncio.Protocol):
         self.host = ""
         self.name = "kafka client"
         self.user: User | None = None
+        self.fetch_session: FetchSession | None = None
         self.requests = 0
         self.received_bytes = 0
         self._transport: asyncio.Transport | None = None

@@ -6,8 +6,10 @@ groups then form again, and producers are known from what the log and the store 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, NamedTuple, Protocol
+from uuid import UUID
 
 from basaltmq.broker.guard import Guard
 from basaltmq.broker.node import Node
@@ -15,6 +17,7 @@ from basaltmq.broker.vhost import VHost
 from basaltmq.errors import InvalidConfigError, TopicNotFoundError
 from basaltmq.protocols.kafka.api import Request
 from basaltmq.protocols.kafka.arrivals import Arrivals
+from basaltmq.protocols.kafka.fetch_session import FetchSession
 from basaltmq.protocols.kafka.groups import Groups
 from basaltmq.protocols.kafka.producers import Producers
 from basaltmq.protocols.kafka.schema import Fields
@@ -25,6 +28,10 @@ from basaltmq.streams.topics import Topic
 
 NODE_ID: Final = 1
 """There is one broker, and this is its number."""
+
+
+NAMES_MAX: Final = 10_000
+"""Names of topics remembered by their ids."""
 
 
 class Settings(NamedTuple):
@@ -50,6 +57,7 @@ class Client(Protocol):
 
     client_id: str
     host: str
+    fetch_session: FetchSession | None
 
     def address(self) -> tuple[str, int]:
         """How this client reaches the broker."""
@@ -85,6 +93,8 @@ class Desk:
         self.arrivals = Arrivals()
         self.groups = Groups()
         self.producers = Producers(vhost.store)
+        self._fetch_sessions = itertools.count(1)
+        self._names: dict[UUID, str] = {}
         self._stop_listening = vhost.streams.on_visible(self._came)
 
     def close(self) -> None:
@@ -99,6 +109,25 @@ class Desk:
 
     def topic(self, name: str) -> Topic:
         return self.plane.topics.get(name)
+
+    def next_fetch_session(self) -> int:
+        return next(self._fetch_sessions)
+
+    def topic_name(self, topic_id: UUID) -> str | None:
+        """The name of the topic that has this id, None if none does."""
+        name = self._names.get(topic_id)
+        if name is not None:
+            found = self.plane.topics.find(name)
+            if found is not None and found.id == topic_id:
+                return name
+            del self._names[topic_id]
+        found = self.plane.topics.by_id(topic_id)
+        if found is None:
+            return None
+        if len(self._names) >= NAMES_MAX:
+            self._names.clear()
+        self._names[topic_id] = found.name
+        return found.name
 
     def engine(self, topic: Topic, partition: int) -> tuple[SegmentEngine, int]:
         """Who keeps a partition, and its shard."""

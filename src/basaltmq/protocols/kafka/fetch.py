@@ -1,8 +1,8 @@
 """Fetch: batches as they lie in the log, handed to the socket as they are.
 
 A fetch that finds less than `min_bytes` waits, registered with the shards it asked for, until so much has come or its
-time is over. One that meets an error answers at once. There are no fetch sessions: every request says all it wants,
-and clients are told so by a session id of zero.
+time is over. One that meets an error answers at once. What is wanted comes from the request and its session
+(`fetch_session`), topics by name or, since version 13, by id.
 
 Consumers go on behind the last batch they were given. Where nothing is left of what was written (deleted, expired) they
 get an empty batch that takes up those offsets, or they would ask for them for ever.
@@ -20,12 +20,14 @@ from basaltmq.protocols.kafka import errors as e
 from basaltmq.protocols.kafka.api import Request
 from basaltmq.protocols.kafka.arrivals import Wait
 from basaltmq.protocols.kafka.desk import Answer, Client, Desk
+from basaltmq.protocols.kafka.fetch_session import Plan, plan
 from basaltmq.protocols.kafka.schema import Fields
 
 ANSWER_BYTES_MAX: Final = 55 << 20
 """Of one answer, whatever is asked for: Kafka's default."""
 
 WAIT_MS_MAX: Final = 60_000
+IDS_SINCE: Final = 13
 _DELTA_MAX: Final = (1 << 31) - 1
 
 
@@ -42,20 +44,30 @@ class _Found:
 
 
 def fetch(desk: Desk, client: Client, request: Request) -> Answer:
-    body = request.body
-    if body["session_id"] != 0 and body["session_epoch"] > 0:
-        return {"error_code": e.FETCH_SESSION_ID_NOT_FOUND}
+    has_ids = request.version >= IDS_SINCE
+    planned = plan(client, request.body, has_ids, desk.next_fetch_session)
+    if isinstance(planned, int):
+        return {"error_code": planned}
+    body = {**request.body, "topics": planned.topics, "has_ids": has_ids}
     found = _look(desk, client, body)
     if _is_enough(found, body) or body["max_wait_ms"] <= 0 or not found.shards:
+        return _told(found, planned)
+    return _waited(desk, client, body, found, planned)
+
+
+def _told(found: _Found, planned: Plan) -> Fields:
+    session = planned.session
+    if session is None:
         return found.body
-    return _waited(desk, client, body, found)
+    news = session.news(found.body["topics"])
+    return {"session_id": session.number, "topics": found.body["topics"] if planned.is_first else news}
 
 
 def _is_enough(found: _Found, body: Fields) -> bool:
     return found.has_error or found.size_bytes >= body["min_bytes"]
 
 
-async def _waited(desk: Desk, client: Client, body: Fields, found: _Found) -> Fields:
+async def _waited(desk: Desk, client: Client, body: Fields, found: _Found, planned: Plan) -> Fields:
     loop = asyncio.get_running_loop()
     until = loop.time() + min(body["max_wait_ms"], WAIT_MS_MAX) / 1000
     while not _is_enough(found, body) and loop.time() < until:
@@ -76,7 +88,7 @@ async def _waited(desk: Desk, client: Client, body: Fields, found: _Found) -> Fi
         if not desk.vhost.is_up:
             break
         found = _look(desk, client, body)
-    return found.body
+    return _told(found, planned)
 
 
 def _look(desk: Desk, client: Client, body: Fields) -> _Found:
@@ -85,11 +97,15 @@ def _look(desk: Desk, client: Client, body: Fields) -> _Found:
     topics = []
     for topic in body["topics"]:
         partitions = []
+        name = desk.topic_name(topic["topic_id"]) if body["has_ids"] else topic["topic"]
         for each in topic["partitions"]:
-            answer = _partition(desk, client, topic["topic"], each, left - found.size_bytes, found)
+            if name is None:
+                answer: Fields = {"partition": each["partition"], "error_code": e.UNKNOWN_TOPIC_ID}
+            else:
+                answer = _partition(desk, client, name, each, left - found.size_bytes, found)
             found.has_error = found.has_error or "error_code" in answer
             partitions.append(answer)
-        topics.append({"topic": topic["topic"], "partitions": partitions})
+        topics.append({"topic": topic["topic"], "topic_id": topic["topic_id"], "partitions": partitions})
     found.body = {"topics": topics}
     return found
 

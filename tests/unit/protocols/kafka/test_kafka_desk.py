@@ -36,6 +36,7 @@ class Anybody:
     """A client that may do everything."""
 
     client_id = host = "anybody"
+    fetch_session = None
 
     def address(self) -> tuple[str, int]:
         return "localhost", 9092
@@ -68,7 +69,8 @@ class World:
             "max_wait_ms": 0,
             "min_bytes": 1,
             "max_bytes": max_bytes,
-            "topics": [{"topic": topic, "partitions": [partition]}],
+            "topics": [{"topic": topic, "topic_id": None, "partitions": [partition]}],
+            "forgotten_topics": [],
         }
         answer = fetch(self.desk, cast(Client, Anybody()), Request(APIS[k.FETCH], 12, 1, None, body))
         assert isinstance(answer, dict)
