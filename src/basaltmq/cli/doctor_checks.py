@@ -44,7 +44,7 @@ NETWORK_SYSTEMS: Final = {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ce
 MEMORY_SYSTEMS: Final = {"tmpfs", "ramfs"}
 
 REQUIRED: Final = ("rocksdict", "msgspec", "google-crc32c", "click", "sortedcontainers", "h11")
-OPTIONAL: Final = {"uvloop": "a faster loop", "grpcio": "gRPC (fila.enabled)", "lupa": "Lua hooks", "pyarrow": "Arrow"}
+OPTIONAL: Final = {"uvloop": "a faster loop", "hpack": "gRPC (fila.enabled)", "lupa": "Lua hooks", "pyarrow": "Arrow"}
 
 
 class State(enum.StrEnum):
@@ -74,7 +74,7 @@ def packages(config: Config) -> Iterator[Finding]:
         try:
             found.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
-            needed = name in REQUIRED or (name == "grpcio" and config.fila.enabled)
+            needed = name in REQUIRED or (name == "hpack" and config.fila.enabled)
             state = State.FAIL if needed else State.WARN
             yield Finding(
                 "packages",

@@ -139,10 +139,19 @@ class FilaListener:
         files = self._config.tls
         tls = None
         if self._config.fila.tls and files.certificate is not None and files.key is not None:
-            tls = TlsFiles(files.certificate, files.key, files.authority if files.clients == "require" else None)
+            tls = TlsFiles(files.certificate, files.key, files.authority, files.clients, files.version_min)
 
-        settings = self._config.fila
-        options = FilaOptions(self._host, self._port, settings.access, settings.ack_from, tls)
+        settings, limits = self._config.fila, self._config.limits
+        options = FilaOptions(
+            self._host,
+            self._port,
+            settings.access,
+            settings.ack_from,
+            tls,
+            message_bytes_max=limits.message_bytes_max,
+            connections_max=limits.connections_max,
+            handshake_s=limits.handshake_timeout_ms / 1000,
+        )
         server = FilaServer(vhost.plane, vhost.commit, ApiKeys(vhost.store), options, desk=VHostDesk(self._node, vhost))
         if self._sock is not None:
             self._sock.close()

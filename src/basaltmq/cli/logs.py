@@ -144,7 +144,7 @@ class Logs:
         self._handler.setFormatter(make())
         self._root.setLevel(level.upper())
         # Debug lines of libraries would drown ours.
-        for noisy in ("asyncio", "grpc"):
+        for noisy in ("asyncio", "hpack"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
 
     def _text(self) -> logging.Formatter:

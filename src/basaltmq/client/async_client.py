@@ -15,14 +15,17 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Self, TypeVar, overload
 
-import grpc
 from google.protobuf.message import Message
 
-from basaltmq.client.channel import ADDRESS_DEFAULT, ADMIN, SERVICE, Target
+from basaltmq.client import channel as calls
+from basaltmq.client.attendance import begin_attendance
+from basaltmq.client.channel import ADDRESS_DEFAULT, Method, Target
 from basaltmq.client.faults import fault_of
 from basaltmq.client.leased import Held, Leased, by_lease, leased_of
 from basaltmq.client.requests import Payload, batch_of, ids_of, lease_of, many, settled
 from basaltmq.errors import PreconditionFailedError
+from basaltmq.protocols.grpc.channel import Channel
+from basaltmq.protocols.grpc.client_call import CallFailed, ClientCall
 from basaltmq.wire import basalt_pb2 as wire
 from basaltmq.wire import fila_wire_pb2 as fila
 
@@ -35,22 +38,23 @@ R = TypeVar("R", bound=Message)
 class AsyncAttendance:
     """The presence of a client, or of a part of it: leases taken under it end with it."""
 
-    def __init__(self, begin: Callable[[], Any]) -> None:
-        self._begin = begin
+    def __init__(self, channel: Channel, consumer: str) -> None:
+        self._channel = channel
+        self._consumer = consumer
         self._lock = asyncio.Lock()
-        self._call: Any = None
+        self._call: ClientCall | None = None
         self._number = 0
 
     async def number(self) -> int:
         """What leases name."""
+        if self._number:
+            return self._number
         async with self._lock:
             if not self._number:
-                call = self._begin()
                 try:
-                    self._number = (await anext(aiter(call))).attendance
-                except (grpc.RpcError, StopAsyncIteration) as error:
-                    raise fault_of(error) if isinstance(error, grpc.RpcError) else _ended() from None
-                self._call = call
+                    self._call, self._number = await begin_attendance(self._channel, self._consumer)
+                except CallFailed as failure:
+                    raise fault_of(failure) from None
             return self._number
 
     def forget(self, number: int) -> None:
@@ -83,20 +87,10 @@ class AsyncClient:
     ) -> None:
         """`consumer` names this program in the broker; `timeout` is in seconds."""
         self._target = Target(address, tls, ca_certificate, client_certificate, client_key, api_key)
-        self._metadata = self._target.metadata()
         self._timeout_s = timeout
         self._consumer = consumer
-        self._channel = self._target.aio_channel()
+        self._channel = self._target.channel()
         self._presence = self.attend()
-        self._enqueue = self._method(SERVICE + "EnqueueBatch", wire.EnqueueBatchResponse)
-        self._lease = self._method(SERVICE + "Lease", wire.LeaseResponse)
-        self._ack = self._method(SERVICE + "AckBatch", wire.SettleResponse)
-        self._nack = self._method(SERVICE + "NackBatch", wire.SettleResponse)
-        self._release = self._method(SERVICE + "ReleaseBatch", wire.SettleResponse)
-        self._extend = self._method(SERVICE + "Extend", wire.ExtendResponse)
-
-    def _method(self, path: str, answer: type[R]) -> grpc.aio.UnaryUnaryMultiCallable[Any, R]:
-        return self._channel.unary_unary(path, _serialized, answer.FromString)
 
     async def close(self) -> None:
         """Leave; what is leased goes back to the queue."""
@@ -124,12 +118,12 @@ class AsyncClient:
             visibility_timeout_ms=visibility_timeout_ms,
         )
         request = fila.CreateQueueRequest(name=name, config=config)
-        await self._call(self._method(ADMIN + "CreateQueue", fila.CreateQueueResponse), request)
+        await self._call(calls.CREATE_QUEUE, request)
 
     async def delete_queue(self, name: str) -> None:
         """Delete a queue with all that is in it."""
         request = fila.DeleteQueueRequest(queue=name)
-        await self._call(self._method(ADMIN + "DeleteQueue", fila.DeleteQueueResponse), request)
+        await self._call(calls.DELETE_QUEUE, request)
 
     @overload
     async def enqueue(self, queue: str, message: Payload) -> bytes: ...
@@ -143,13 +137,12 @@ class AsyncClient:
     async def enqueue(self, queue: str, message: Any) -> Any:
         """Add one message or many (all or none); their ids, once they are as durable as the queue promises."""
         messages, is_one = many(message)
-        ids = list((await self._call(self._enqueue, batch_of(queue, messages))).ids)
+        ids = list((await self._call(calls.ENQUEUE, batch_of(queue, messages))).ids)
         return ids[0] if is_one else ids
 
     def attend(self) -> AsyncAttendance:
         """A presence of its own, for leases that end before the client does."""
-        method = self._channel.unary_stream(SERVICE + "Attend", _serialized, wire.AttendResponse.FromString)
-        return AsyncAttendance(lambda: method(wire.AttendRequest(consumer=self._consumer), metadata=self._metadata))
+        return AsyncAttendance(self._channel, self._consumer)
 
     async def lease(
         self,
@@ -170,19 +163,19 @@ class AsyncClient:
         timeout_s = self._timeout_s + wait
         try:
             request = lease_of(queue, count, wait, visibility_ms, self._consumer, number)
-            return leased_of(queue, await self._call(self._lease, request, timeout_s))
+            return leased_of(queue, await self._call(calls.LEASE, request, timeout_s))
         except PreconditionFailedError:
             # The broker lost sight of us: it was restarted, or the connection was.
             presence.forget(number)
             number = await presence.number()
             request = lease_of(queue, count, wait, visibility_ms, self._consumer, number)
-            return leased_of(queue, await self._call(self._lease, request, timeout_s))
+            return leased_of(queue, await self._call(calls.LEASE, request, timeout_s))
 
     async def ack(self, messages: Held) -> int:
         """Messages are done; how many."""
 
         def settle(queue: str, token: int, held: list[Leased]) -> Awaitable[wire.SettleResponse]:
-            return self._call(self._ack, wire.AckBatchRequest(queue=queue, token=token, ids=ids_of(held)))
+            return self._call(calls.ACK, wire.AckBatchRequest(queue=queue, token=token, ids=ids_of(held)))
 
         return await self._settle(messages, settle)
 
@@ -196,7 +189,7 @@ class AsyncClient:
             request = wire.NackBatchRequest(
                 queue=queue, token=token, ids=ids_of(held), error=error, delay_ms=delay_ms, reject=reject
             )
-            return self._call(self._nack, request)
+            return self._call(calls.NACK, request)
 
         return await self._settle(messages, settle)
 
@@ -204,7 +197,7 @@ class AsyncClient:
         """Messages go back to their places as if they had not been leased; no attempt is counted."""
 
         def settle(queue: str, token: int, held: list[Leased]) -> Awaitable[wire.SettleResponse]:
-            return self._call(self._release, wire.ReleaseBatchRequest(queue=queue, token=token, ids=ids_of(held)))
+            return self._call(calls.RELEASE, wire.ReleaseBatchRequest(queue=queue, token=token, ids=ids_of(held)))
 
         return await self._settle(messages, settle)
 
@@ -212,13 +205,13 @@ class AsyncClient:
         """The leases of messages last until `visibility_ms` from this moment (by default the queue's)."""
         for (queue, token), held in by_lease(messages).items():
             request = wire.ExtendRequest(queue=queue, token=token, ids=ids_of(held), visibility_ms=visibility_ms or 0)
-            answer = await self._call(self._extend, request)
+            answer = await self._call(calls.EXTEND, request)
             for each in held:
                 each.token = answer.token
 
     async def extend_lease(self, queue: str, token: int, visibility_ms: int | None = None) -> None:
         """Everything that is left of the lease with this token lasts longer."""
-        await self._call(self._extend, wire.ExtendRequest(queue=queue, token=token, visibility_ms=visibility_ms or 0))
+        await self._call(calls.EXTEND, wire.ExtendRequest(queue=queue, token=token, visibility_ms=visibility_ms or 0))
 
     async def _settle(
         self, messages: Held, settle: Callable[[str, int, list[Leased]], Awaitable[wire.SettleResponse]]
@@ -229,18 +222,9 @@ class AsyncClient:
             settled(held)
         return count
 
-    async def _call(
-        self, method: grpc.aio.UnaryUnaryMultiCallable[Any, R], request: Message, timeout_s: float | None = None
-    ) -> R:
+    async def _call(self, method: Method[R], request: Message, timeout_s: float | None = None) -> R:
         try:
-            return await method(request, timeout=timeout_s or self._timeout_s, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise fault_of(error) from None
-
-
-def _ended() -> Exception:
-    return PreconditionFailedError("the broker ended the attendance before it began")
-
-
-def _serialized(message: Message) -> bytes:
-    return message.SerializeToString()
+            answer = await self._channel.unary(method.path, request.SerializeToString(), timeout_s or self._timeout_s)
+        except CallFailed as failure:
+            raise fault_of(failure) from None
+        return method.read(answer)

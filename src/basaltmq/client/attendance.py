@@ -8,33 +8,40 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
-import grpc
+from basaltmq.client import channel as calls
+from basaltmq.client.line import Line
+from basaltmq.errors import PreconditionFailedError
+from basaltmq.protocols.grpc.channel import Channel
+from basaltmq.protocols.grpc.client_call import ClientCall
+from basaltmq.wire import basalt_pb2 as wire
 
-from basaltmq.client.faults import fault_of
+
+async def begin_attendance(channel: Channel, consumer: str) -> tuple[ClientCall, int]:
+    """A call that lasts as long as the attendance, and its number."""
+    call = await channel.stream(calls.ATTEND)
+    call.send_last(wire.AttendRequest(consumer=consumer).SerializeToString())
+    async for answer in call:
+        return call, wire.AttendResponse.FromString(answer).attendance
+    raise PreconditionFailedError("the broker ended the attendance before it began")
 
 
 class Attendance:
     """The presence of a client, or of a part of it. Safe to use from any thread."""
 
-    def __init__(self, call: Callable[[], Any]) -> None:
-        """`call` begins an Attend call."""
-        self._begin = call
+    def __init__(self, line: Line, consumer: str) -> None:
+        self._line = line
+        self._consumer = consumer
         self._lock = threading.Lock()
-        self._call: Any = None
+        self._call: ClientCall | None = None
         self._number = 0
 
     def number(self) -> int:
         """What leases name."""
         with self._lock:
             if not self._number:
-                call = self._begin()
-                try:
-                    self._number = next(iter(call)).attendance
-                except grpc.RpcError as error:
-                    raise fault_of(error) from None
-                self._call = call
+                begun = self._line.begin(lambda channel: begin_attendance(channel, self._consumer))
+                self._call, self._number = self._line.wait(begun)
             return self._number
 
     def forget(self, number: int) -> None:
@@ -50,7 +57,7 @@ class Attendance:
 
     def _end(self) -> None:
         if self._call is not None:
-            self._call.cancel()
+            self._line.soon(self._call.cancel)
         self._call = None
         self._number = 0
 

@@ -2,22 +2,49 @@
 
 from __future__ import annotations
 
+import os
+import ssl
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, Generic, NamedTuple, TypeVar
 
-import grpc
+from google.protobuf.message import Message
 
 from basaltmq.errors import InvalidArgumentError
+from basaltmq.protocols.grpc.channel import Channel
+from basaltmq.wire import basalt_pb2 as wire
+from basaltmq.wire import fila_wire_pb2 as fila
 
 ADDRESS_DEFAULT: Final = "localhost:5555"
+PORT_DEFAULT: Final = 5555
 
-ANSWER_BYTES_MAX: Final = 256 << 20
-"""One answer: a lease of many messages. It is in memory as a whole."""
+API_KEY_CHARACTERS_MAX: Final = 4_096
+"""Longer ones than the broker makes, and within what goes with a call."""
 
-KEEPALIVE_MS: Final = 30_000
+R = TypeVar("R", bound=Message)
 
-SERVICE: Final = "/basalt.v1.Queues/"
-ADMIN: Final = "/fila.v1.FilaAdmin/"
+
+class Method(NamedTuple, Generic[R]):
+    """A call the broker answers, and how its answer is read."""
+
+    path: str
+    read: Callable[[bytes], R]
+
+
+_SERVICE: Final = "/basalt.v1.Queues/"
+_ADMIN: Final = "/fila.v1.FilaAdmin/"
+
+PRODUCE: Final = _SERVICE + "Produce"
+ATTEND: Final = _SERVICE + "Attend"
+ENQUEUE: Final = Method(_SERVICE + "EnqueueBatch", wire.EnqueueBatchResponse.FromString)
+LEASE: Final = Method(_SERVICE + "Lease", wire.LeaseResponse.FromString)
+ACK: Final = Method(_SERVICE + "AckBatch", wire.SettleResponse.FromString)
+NACK: Final = Method(_SERVICE + "NackBatch", wire.SettleResponse.FromString)
+RELEASE: Final = Method(_SERVICE + "ReleaseBatch", wire.SettleResponse.FromString)
+EXTEND: Final = Method(_SERVICE + "Extend", wire.ExtendResponse.FromString)
+CREATE_QUEUE: Final = Method(_ADMIN + "CreateQueue", fila.CreateQueueResponse.FromString)
+DELETE_QUEUE: Final = Method(_ADMIN + "DeleteQueue", fila.DeleteQueueResponse.FromString)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,32 +63,51 @@ class Target:
             raise InvalidArgumentError("a client's certificate needs its key, and the other way round")
         if self.client_certificate is not None and not self.is_secure:
             raise InvalidArgumentError("a client's certificate needs tls=True or the authority's certificate")
+        key = self.api_key
+        if key is not None and (len(key) > API_KEY_CHARACTERS_MAX or not (key.isascii() and key.isprintable())):
+            raise InvalidArgumentError("an API key is the text that was shown when it was made: fila_...")
 
     @property
     def is_secure(self) -> bool:
         return self.tls or self.ca_certificate is not None
 
-    def credentials(self) -> grpc.ChannelCredentials:
-        return grpc.ssl_channel_credentials(self.ca_certificate, self.client_key, self.client_certificate)
+    def place(self) -> tuple[str, int]:
+        """Host and port of `host:port`, `[v6]:port`, or either without its port."""
+        text = self.address.removeprefix("dns:").lstrip("/")
+        host, colon, port = text.rpartition(":")
+        if not colon or "]" in port or (":" in host and not host.startswith("[")):
+            host, port = text, ""
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        if not host or (port and not (port.isdecimal() and 0 < int(port) < 65_536)):
+            raise InvalidArgumentError(f"an address is host:port, not {self.address!r:.200}")
+        return host, int(port or PORT_DEFAULT)
 
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        return () if self.api_key is None else (("authorization", f"Bearer {self.api_key}"),)
+    def context(self) -> ssl.SSLContext | None:
+        """TLS as the broker's listener expects it; None without."""
+        if not self.is_secure:
+            return None
+        try:
+            authority = None if self.ca_certificate is None else self.ca_certificate.decode("ascii")
+            context = ssl.create_default_context(cadata=authority)
+            if self.client_certificate is not None and self.client_key is not None:
+                _load(context, self.client_certificate, self.client_key)
+        except (ssl.SSLError, UnicodeDecodeError) as error:
+            raise InvalidArgumentError(f"the certificates cannot be used: {error}") from None
+        context.set_alpn_protocols(["h2"])
+        return context
 
-    def options(self) -> list[tuple[str, Any]]:
-        return [
-            # A connection of its own: the broker tells consumers apart by theirs.
-            ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
-            ("grpc.max_send_message_length", -1),
-            ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-        ]
+    def channel(self) -> Channel:
+        """A connection of its own: the broker tells consumers apart by theirs."""
+        host, port = self.place()
+        fields = () if self.api_key is None else (("authorization", f"Bearer {self.api_key}"),)
+        return Channel(host, port, tls=self.context(), fields=fields)
 
-    def channel(self) -> grpc.Channel:
-        if self.is_secure:
-            return grpc.secure_channel(self.address, self.credentials(), options=self.options())
-        return grpc.insecure_channel(self.address, options=self.options())
 
-    def aio_channel(self) -> grpc.aio.Channel:
-        if self.is_secure:
-            return grpc.aio.secure_channel(self.address, self.credentials(), options=self.options())
-        return grpc.aio.insecure_channel(self.address, options=self.options())
+def _load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+    """Load a client's certificate, which OpenSSL takes from files only; nobody else may read this one."""
+    with tempfile.TemporaryDirectory(prefix="basalt-tls-") as directory:
+        file = os.path.join(directory, "client.pem")
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as both:
+            both.write(certificate.rstrip() + b"\n" + key)
+        context.load_cert_chain(file)

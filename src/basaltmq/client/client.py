@@ -14,15 +14,16 @@ what it holds goes back to the queue at once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from typing import Any, Final, Self, TypeVar, overload
 
-import grpc
 from google.protobuf.message import Message
 
+from basaltmq.client import channel as calls
 from basaltmq.client.attendance import Attendance, GiveUp
-from basaltmq.client.channel import ADDRESS_DEFAULT, ADMIN, SERVICE, Target
-from basaltmq.client.faults import fault_of
+from basaltmq.client.channel import ADDRESS_DEFAULT, Method, Target
 from basaltmq.client.leased import Held, Leased, by_lease, leased_of
+from basaltmq.client.line import Line
 from basaltmq.client.producer import Producer
 from basaltmq.client.requests import Payload, batch_of, ids_of, lease_of, many, settled
 from basaltmq.errors import PreconditionFailedError
@@ -52,25 +53,15 @@ class Client:
     ) -> None:
         """`consumer` names this program in the broker; `timeout` is in seconds."""
         self._target = Target(address, tls, ca_certificate, client_certificate, client_key, api_key)
-        self._metadata = self._target.metadata()
         self._timeout_s = timeout
         self._consumer = consumer
-        self._channel = self._target.channel()
+        self._line = Line(self._target.channel())
         self._presence = self.attend()
-        self._enqueue = self._method(SERVICE + "EnqueueBatch", wire.EnqueueBatchResponse)
-        self._lease = self._method(SERVICE + "Lease", wire.LeaseResponse)
-        self._ack = self._method(SERVICE + "AckBatch", wire.SettleResponse)
-        self._nack = self._method(SERVICE + "NackBatch", wire.SettleResponse)
-        self._release = self._method(SERVICE + "ReleaseBatch", wire.SettleResponse)
-        self._extend = self._method(SERVICE + "Extend", wire.ExtendResponse)
-
-    def _method(self, path: str, answer: type[R]) -> grpc.UnaryUnaryMultiCallable[Any, R]:
-        return self._channel.unary_unary(path, _serialized, answer.FromString)
 
     def close(self) -> None:
         """Leave; what is leased goes back to the queue."""
         self._presence.close()
-        self._channel.close()
+        self._line.close()
 
     def __enter__(self) -> Self:
         return self
@@ -93,12 +84,12 @@ class Client:
             visibility_timeout_ms=visibility_timeout_ms,
         )
         request = fila.CreateQueueRequest(name=name, config=config)
-        self._call(self._method(ADMIN + "CreateQueue", fila.CreateQueueResponse), request)
+        self._call(calls.CREATE_QUEUE, request)
 
     def delete_queue(self, name: str) -> None:
         """Delete a queue with all that is in it."""
         request = fila.DeleteQueueRequest(queue=name)
-        self._call(self._method(ADMIN + "DeleteQueue", fila.DeleteQueueResponse), request)
+        self._call(calls.DELETE_QUEUE, request)
 
     @overload
     def enqueue(self, queue: str, message: Payload) -> bytes: ...
@@ -112,18 +103,16 @@ class Client:
     def enqueue(self, queue: str, message: Any) -> Any:
         """Add one message or many (all or none); their ids, once they are as durable as the queue promises."""
         messages, is_one = many(message)
-        ids = list(self._call(self._enqueue, batch_of(queue, messages)).ids)
+        ids = list(self._call(calls.ENQUEUE, batch_of(queue, messages)).ids)
         return ids[0] if is_one else ids
 
     def producer(self, queue: str) -> Producer:
         """A stream of batches: many on their way at once, each confirmed when it is durable."""
-        call = self._channel.stream_stream(SERVICE + "Produce", _serialized, wire.ProduceResponse.FromString)
-        return Producer(queue, lambda requests: call(requests, metadata=self._metadata))
+        return Producer(queue, self._line)
 
     def attend(self) -> Attendance:
         """A presence of its own, for leases that end before the client does."""
-        method = self._channel.unary_stream(SERVICE + "Attend", _serialized, wire.AttendResponse.FromString)
-        return Attendance(lambda: method(wire.AttendRequest(consumer=self._consumer), metadata=self._metadata))
+        return Attendance(self._line, self._consumer)
 
     def lease(
         self,
@@ -151,21 +140,21 @@ class Client:
             return self._ask(lease_of(queue, count, wait, visibility_ms, self._consumer, number), wait, give_up)
 
     def _ask(self, request: wire.LeaseRequest, wait_s: float, give_up: GiveUp | None) -> list[Leased]:
-        asked: Any = self._lease.future(request, timeout=self._timeout_s + wait_s, metadata=self._metadata)
+        raw = request.SerializeToString()
+        timeout_s = self._timeout_s + wait_s
+        asked = self._line.begin(lambda channel: channel.unary(calls.LEASE.path, raw, timeout_s))
         if give_up is not None:
             give_up.attach(asked.cancel)
         try:
-            return leased_of(request.queue, asked.result())
-        except grpc.FutureCancelledError:
+            return leased_of(request.queue, calls.LEASE.read(self._line.wait(asked)))
+        except CancelledError:
             return []
-        except grpc.RpcError as error:
-            raise fault_of(error) from None
 
     def ack(self, messages: Held) -> int:
         """Messages are done; how many."""
 
         def settle(queue: str, token: int, held: list[Leased]) -> wire.SettleResponse:
-            return self._call(self._ack, wire.AckBatchRequest(queue=queue, token=token, ids=ids_of(held)))
+            return self._call(calls.ACK, wire.AckBatchRequest(queue=queue, token=token, ids=ids_of(held)))
 
         return self._settle(messages, settle)
 
@@ -179,7 +168,7 @@ class Client:
             request = wire.NackBatchRequest(
                 queue=queue, token=token, ids=ids_of(held), error=error, delay_ms=delay_ms, reject=reject
             )
-            return self._call(self._nack, request)
+            return self._call(calls.NACK, request)
 
         return self._settle(messages, settle)
 
@@ -187,7 +176,7 @@ class Client:
         """Messages go back to their places as if they had not been leased; no attempt is counted."""
 
         def settle(queue: str, token: int, held: list[Leased]) -> wire.SettleResponse:
-            return self._call(self._release, wire.ReleaseBatchRequest(queue=queue, token=token, ids=ids_of(held)))
+            return self._call(calls.RELEASE, wire.ReleaseBatchRequest(queue=queue, token=token, ids=ids_of(held)))
 
         return self._settle(messages, settle)
 
@@ -195,13 +184,13 @@ class Client:
         """The leases of messages last until `visibility_ms` from this moment (by default the queue's)."""
         for (queue, token), held in by_lease(messages).items():
             request = wire.ExtendRequest(queue=queue, token=token, ids=ids_of(held), visibility_ms=visibility_ms or 0)
-            answer = self._call(self._extend, request)
+            answer = self._call(calls.EXTEND, request)
             for each in held:
                 each.token = answer.token
 
     def extend_lease(self, queue: str, token: int, visibility_ms: int | None = None) -> None:
         """Everything that is left of the lease with this token lasts longer."""
-        self._call(self._extend, wire.ExtendRequest(queue=queue, token=token, visibility_ms=visibility_ms or 0))
+        self._call(calls.EXTEND, wire.ExtendRequest(queue=queue, token=token, visibility_ms=visibility_ms or 0))
 
     def _settle(self, messages: Held, settle: Callable[[str, int, list[Leased]], wire.SettleResponse]) -> int:
         count = 0
@@ -210,12 +199,6 @@ class Client:
             settled(held)
         return count
 
-    def _call(self, method: grpc.UnaryUnaryMultiCallable[Any, R], request: Message) -> R:
-        try:
-            return method(request, timeout=self._timeout_s, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise fault_of(error) from None
-
-
-def _serialized(message: Message) -> bytes:
-    return message.SerializeToString()
+    def _call(self, method: Method[R], request: Message) -> R:
+        raw = request.SerializeToString()
+        return method.read(self._line.wait(self._line.begin(lambda c: c.unary(method.path, raw, self._timeout_s))))

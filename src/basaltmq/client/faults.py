@@ -9,34 +9,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-import grpc
-from grpc import StatusCode
-
 from basaltmq import errors
+from basaltmq.protocols.grpc.client_call import CallFailed
+from basaltmq.protocols.grpc.status import Status
 
 ERROR_CODE_KEY: Final = "basalt-error"
 
-BY_STATUS: Final[dict[StatusCode, type[errors.BasaltError]]] = {
-    StatusCode.UNAVAILABLE: errors.UnavailableError,
-    StatusCode.CANCELLED: errors.UnavailableError,
-    StatusCode.DEADLINE_EXCEEDED: errors.TimedOutError,
-    StatusCode.UNAUTHENTICATED: errors.AuthenticationError,
-    StatusCode.PERMISSION_DENIED: errors.AccessRefusedError,
-    StatusCode.RESOURCE_EXHAUSTED: errors.LimitExceededError,
-    StatusCode.INVALID_ARGUMENT: errors.InvalidArgumentError,
-    StatusCode.NOT_FOUND: errors.NotFoundError,
-    StatusCode.ALREADY_EXISTS: errors.AlreadyExistsError,
-    StatusCode.FAILED_PRECONDITION: errors.PreconditionFailedError,
+BY_STATUS: Final[dict[Status, type[errors.BasaltError]]] = {
+    Status.UNAVAILABLE: errors.UnavailableError,
+    Status.CANCELLED: errors.UnavailableError,
+    Status.DEADLINE_EXCEEDED: errors.TimedOutError,
+    Status.UNAUTHENTICATED: errors.AuthenticationError,
+    Status.PERMISSION_DENIED: errors.AccessRefusedError,
+    Status.RESOURCE_EXHAUSTED: errors.LimitExceededError,
+    Status.INVALID_ARGUMENT: errors.InvalidArgumentError,
+    Status.NOT_FOUND: errors.NotFoundError,
+    Status.ALREADY_EXISTS: errors.AlreadyExistsError,
+    Status.FAILED_PRECONDITION: errors.PreconditionFailedError,
 }
 
 
-def fault_of(error: grpc.RpcError) -> errors.BasaltError:
+def fault_of(failure: CallFailed) -> errors.BasaltError:
     """The error behind a failed call."""
-    # Every failed call is a call too, sync or async, and has these.
-    status: StatusCode = getattr(error, "code", lambda: StatusCode.UNKNOWN)()
-    text: str = getattr(error, "details", lambda: None)() or status.name.lower()
-    for name, value in getattr(error, "trailing_metadata", lambda: None)() or ():
-        if name == ERROR_CODE_KEY and isinstance(value, str):
+    status, text, fields = failure.outcome
+    text = text or status.name.lower()
+    for name, value in fields:
+        if name == ERROR_CODE_KEY:
             return fault(value, text, BY_STATUS.get(status, errors.BasaltError))
     return BY_STATUS.get(status, errors.BasaltError)(text)
 

@@ -10,38 +10,43 @@ producer is held to the speed of the broker's disk. Leaving the `with` waits for
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from typing import Any, Final, Self
+from collections.abc import Sequence
+from concurrent.futures import CancelledError, Future
+from typing import Final, Self
 
-import grpc
-
-from basaltmq.client.faults import fault, fault_of
+from basaltmq.client import channel as calls
+from basaltmq.client.faults import fault
+from basaltmq.client.line import Line
 from basaltmq.client.requests import Payload, batch_of
 from basaltmq.errors import BasaltError, InvalidArgumentError, UnavailableError
+from basaltmq.protocols.grpc.channel import Channel
+from basaltmq.protocols.grpc.client_call import ClientCall
 from basaltmq.wire import basalt_pb2 as wire
 
 WINDOW: Final = 64
 """Batches on their way; as many as the server takes from one stream before it waits for the disk."""
 
-Call = Callable[[Iterator[wire.ProduceRequest]], Any]
-
 
 class Producer:
     """Sends batches. Safe to use from any thread."""
 
-    def __init__(self, queue_name: str, call: Call) -> None:
+    def __init__(self, queue_name: str, line: Line) -> None:
         self._queue = queue_name
         self._room = threading.Semaphore(WINDOW)
         self._lock = threading.Lock()
-        self._outbox: queue.SimpleQueue[wire.ProduceRequest | None] = queue.SimpleQueue()
+        self._line = line
+        self._outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
+        """Of the line's thread."""
+        self._inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._waiting: dict[int, Future[list[bytes]]] = {}
         self._last = 0
         self._error: BasaltError | None = None
         self._is_closed = False
-        self._answers = call(self._requests())
+        self._stream = line.begin(self._exchange)
+        self._stream.add_done_callback(lambda _: self._inbox.put(None))
         self._thread = threading.Thread(target=self._receive, name=f"basalt-produce-{queue_name}", daemon=True)
         self._thread.start()
 
@@ -59,14 +64,15 @@ class Producer:
                 raise self._error
             self._last += 1
             self._waiting[self._last] = future
-            self._outbox.put(wire.ProduceRequest(number=self._last, batch=batch))
+            request = wire.ProduceRequest(number=self._last, batch=batch)
+            self._line.soon(self._outbox.put_nowait, request.SerializeToString())
         return future
 
     def close(self) -> None:
         """Wait until everything that was sent is confirmed or refused."""
         with self._lock:
             self._is_closed = True
-            self._outbox.put(None)
+            self._line.soon(self._outbox.put_nowait, None)
         self._thread.join()
 
     def __enter__(self) -> Self:
@@ -75,26 +81,42 @@ class Producer:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _requests(self) -> Iterator[wire.ProduceRequest]:
-        while (request := self._outbox.get()) is not None:
-            yield request
+    async def _exchange(self, channel: Channel) -> None:
+        """Requests out and answers in, in the line's thread."""
+        call = await channel.stream(calls.PRODUCE)
+        sending = asyncio.ensure_future(self._send_all(call))
+        try:
+            async for answer in call:
+                self._inbox.put(answer)
+        finally:
+            sending.cancel()
+            call.cancel()
+
+    async def _send_all(self, call: ClientCall) -> None:
+        while (request := await self._outbox.get()) is not None:
+            await call.send(request)
+        call.end()
 
     def _receive(self) -> None:
+        """Tell those who wait, in a thread where they may do what they like."""
+        while (raw := self._inbox.get()) is not None:
+            answer = wire.ProduceResponse.FromString(raw)
+            with self._lock:
+                future = self._waiting.pop(answer.number)
+            self._room.release()
+            if answer.error_code:
+                future.set_exception(fault(answer.error_code, answer.error_text))
+            else:
+                future.set_result(list(answer.ids))
         error: BasaltError = UnavailableError("the broker ended the stream")
         try:
-            for answer in self._answers:
-                with self._lock:
-                    future = self._waiting.pop(answer.number)
-                self._room.release()
-                if answer.error_code:
-                    future.set_exception(fault(answer.error_code, answer.error_text))
-                else:
-                    future.set_result(list(answer.ids))
-        except grpc.RpcError as failure:
-            error = fault_of(failure)
+            self._line.wait(self._stream)
+        except BasaltError as failure:
+            error = failure
+        except CancelledError:
+            error = UnavailableError("the client is closed")
         with self._lock:
             self._error = error
-            self._outbox.put(None)
             left = list(self._waiting.values())
             self._waiting.clear()
         for future in left:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from grpc import RpcMethodHandler
-
 from basaltmq.errors import BasaltError, InvalidArgumentError, LimitExceededError, StaleLeaseError, StoreClosedError
 from basaltmq.ids import ID_BYTES
-from basaltmq.protocols.basalt_grpc.attendances import Attendances
+from basaltmq.protocols.basalt_grpc.attendances import Attendance, Attendances
 from basaltmq.protocols.basalt_grpc.drafts import drafts_of
 from basaltmq.protocols.basalt_grpc.lease_answer import lease_answer
 from basaltmq.protocols.basalt_grpc.produce import Produce
@@ -21,6 +19,7 @@ from basaltmq.protocols.fila.calls import Calls, queue_name
 from basaltmq.protocols.fila.desk import Desk
 from basaltmq.protocols.fila.takers import Takers
 from basaltmq.protocols.fila.tick import Tick
+from basaltmq.protocols.grpc.methods import Method
 from basaltmq.queues.config import DURATION_MS_MAX
 from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.leases import LEASE_MAX
@@ -57,10 +56,10 @@ class QueuesService:
         self._attendances = Attendances(plane, clock_ns())
         self._closing = asyncio.Event()
 
-    def methods(self, calls: Calls) -> dict[str, RpcMethodHandler[Any, Any]]:
+    def methods(self, calls: Calls) -> dict[str, Method]:
         produce = Produce(self._tick, self._desk)
         return {
-            "EnqueueBatch": calls.unary(wire.EnqueueBatchRequest, self.enqueue_batch),
+            "EnqueueBatch": calls.unary(wire.EnqueueBatchRequest, self.enqueue_batch, _enqueued),
             "Produce": calls.both_streams(wire.ProduceRequest, produce.run),
             "Lease": calls.unary(wire.LeaseRequest, self.lease),
             "AckBatch": calls.unary(wire.AckBatchRequest, self.ack_batch),
@@ -74,14 +73,14 @@ class QueuesService:
         """End attendances and polls."""
         self._closing.set()
 
-    async def enqueue_batch(self, request: wire.EnqueueBatchRequest, caller: Caller) -> wire.EnqueueBatchResponse:
+    def enqueue_batch(self, request: wire.EnqueueBatchRequest, caller: Caller) -> asyncio.Future[list[bytes]]:
         queue = queue_name(request.queue)
         caller.require("produce", queue)
         self._desk.check(queue)
         self._desk.require_room()
-        return wire.EnqueueBatchResponse(ids=await self._tick.enqueue(queue, drafts_of(request)))
+        return self._tick.enqueue(queue, drafts_of(request))
 
-    async def lease(self, request: wire.LeaseRequest, caller: Caller) -> bytes:
+    def lease(self, request: wire.LeaseRequest, caller: Caller) -> bytes | Coroutine[Any, Any, bytes]:
         queue = queue_name(request.queue)
         caller.require("consume", queue)
         self._desk.check(queue)
@@ -92,9 +91,28 @@ class QueuesService:
             raise InvalidArgumentError(f"the name of a consumer has at most {CONSUMER_CHARACTERS_MAX} characters")
         attendance = self._attendances.require(request.attendance, caller.peer) if request.attendance else None
         visibility_ms = _visibility_ms(request.visibility_ms) or self._plane.get(queue).visibility_timeout_ms
-        found = await self._take(
-            queue, count, request.consumer or caller.peer, visibility_ms, min(request.wait_ms, WAIT_MS_MAX)
-        )
+        consumer = request.consumer or caller.peer
+        found = self._takers.take_ready(queue, count, consumer=consumer, visibility_ms=visibility_ms)
+        if found or not request.wait_ms:
+            return self._leased(queue, found, attendance, visibility_ms)
+        wait_ms = min(request.wait_ms, WAIT_MS_MAX)
+        return self._lease_later(queue, count, consumer, attendance, visibility_ms, wait_ms)
+
+    async def _lease_later(
+        self,
+        queue: str,
+        count: int,
+        consumer: str,
+        attendance: Attendance | None,
+        visibility_ms: int,
+        wait_ms: int,
+    ) -> bytes:
+        found = await self._wait(queue, count, consumer, visibility_ms, wait_ms)
+        return self._leased(queue, found, attendance, visibility_ms)
+
+    def _leased(
+        self, queue: str, found: Sequence[Delivery], attendance: Attendance | None, visibility_ms: int
+    ) -> bytes:
         if not found:
             return b""
         token = found[0].token
@@ -108,10 +126,7 @@ class QueuesService:
             self._attendances.leased(attendance, queue, token, len(found), now_ns + visibility_ms * _MS)
         return lease_answer(found, visibility_ms)
 
-    async def _take(self, queue: str, count: int, consumer: str, visibility_ms: int, wait_ms: int) -> list[Delivery]:
-        found = await self._takers.take(queue, count, consumer=consumer, visibility_ms=visibility_ms, timeout_s=0)
-        if found or not wait_ms:
-            return found
+    async def _wait(self, queue: str, count: int, consumer: str, visibility_ms: int, wait_ms: int) -> list[Delivery]:
         taking = asyncio.ensure_future(
             self._takers.take(queue, count, consumer=consumer, visibility_ms=visibility_ms, timeout_s=wait_ms / 1000)
         )
@@ -131,13 +146,13 @@ class QueuesService:
             closing.cancel()
             taking.cancel()
 
-    async def ack_batch(self, request: wire.AckBatchRequest, caller: Caller) -> wire.SettleResponse:
+    def ack_batch(self, request: wire.AckBatchRequest, caller: Caller) -> wire.SettleResponse:
         ids = _ids(request.ids)
         return self._settle(
             request.queue, request.token, caller, lambda queue: self._plane.ack(queue, request.token, ids)
         )
 
-    async def nack_batch(self, request: wire.NackBatchRequest, caller: Caller) -> wire.SettleResponse:
+    def nack_batch(self, request: wire.NackBatchRequest, caller: Caller) -> wire.SettleResponse:
         ids = _ids(request.ids)
         if request.delay_ms > DURATION_MS_MAX:
             raise InvalidArgumentError(f"a delay is 0 to {DURATION_MS_MAX} ms, not {request.delay_ms}")
@@ -151,7 +166,7 @@ class QueuesService:
             ),
         )
 
-    async def release_batch(self, request: wire.ReleaseBatchRequest, caller: Caller) -> wire.SettleResponse:
+    def release_batch(self, request: wire.ReleaseBatchRequest, caller: Caller) -> wire.SettleResponse:
         ids = _ids(request.ids)
         return self._settle(
             request.queue, request.token, caller, lambda queue: self._plane.release(queue, request.token, ids)
@@ -168,7 +183,7 @@ class QueuesService:
         self._attendances.settled(queue, token, count)
         return wire.SettleResponse(count=count)
 
-    async def extend(self, request: wire.ExtendRequest, caller: Caller) -> wire.ExtendResponse:
+    def extend(self, request: wire.ExtendRequest, caller: Caller) -> wire.ExtendResponse:
         queue = queue_name(request.queue)
         caller.require("consume", queue)
         ids = _ids(request.ids)
@@ -201,3 +216,8 @@ def _ids(given: Sequence[bytes]) -> list[bytes] | None:
         if len(each) != ID_BYTES:
             raise InvalidArgumentError(f"a message id is {ID_BYTES} bytes, not {len(each)}")
     return ids or None
+
+
+def _enqueued(ids: list[bytes]) -> bytes:
+    """An EnqueueBatchResponse: field 1 of 16 bytes, each."""
+    return b"\x0a\x10" + b"\x0a\x10".join(ids)

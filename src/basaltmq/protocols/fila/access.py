@@ -42,6 +42,11 @@ class Caller:
             self._peer = self._peer_of()
         return self._peer
 
+    def require_current(self) -> None:
+        """Raise if the caller has a key that does not count any more."""
+        if self._key is not None:
+            self._keys.require_current(self._key)
+
     def require(self, kind: Kind, queue: str) -> None:
         """Raise unless the caller may do this with the queue, at this moment."""
         if self._key is not None:

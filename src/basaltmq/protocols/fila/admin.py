@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
-
-from grpc import RpcMethodHandler
+from typing import Final
 
 from basaltmq.errors import InvalidArgumentError, PreconditionFailedError, QueueNotFoundError
 from basaltmq.protocols.fila.access import Access, Caller
 from basaltmq.protocols.fila.calls import Calls, queue_name
 from basaltmq.protocols.fila.desk import Desk
 from basaltmq.protocols.fila.takers import Takers
+from basaltmq.protocols.grpc.methods import Method
 from basaltmq.queues.config import VISIBILITY_TIMEOUT_MS_DEFAULT, QueueConfig
 from basaltmq.queues.message import Message
 from basaltmq.queues.plane import QueuePlane
@@ -52,7 +51,7 @@ class FilaAdmin:
         self._desk = desk
         self._durable = durable
 
-    def methods(self, calls: Calls) -> dict[str, RpcMethodHandler[Any, Any]]:
+    def methods(self, calls: Calls) -> dict[str, Method]:
         return {
             "CreateQueue": calls.unary(wire.CreateQueueRequest, self.create_queue),
             "DeleteQueue": calls.unary(wire.DeleteQueueRequest, self.delete_queue),

@@ -1,106 +1,90 @@
-"""How a handler becomes a gRPC method: the caller is told apart, errors become status codes.
+"""How a handler becomes a gRPC method: the caller is told apart, requests are read and answers encoded.
 
-A handler is a coroutine (or a generator, for a stream) of a request and its caller, and raises Basalt's errors. It
-knows nothing of gRPC.
+A handler is a function of a request and its caller, and raises Basalt's errors. It answers at once, with a future or as
+a coroutine; a stream of answers is a generator. It knows nothing of gRPC.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
-from typing import Any, Protocol, TypeVar
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from typing import Any, Final, TypeVar
 
-import grpc
 from google.protobuf.message import DecodeError, Message
-from grpc import RpcMethodHandler
-from grpc.aio import ServicerContext
 
 from basaltmq.errors import InvalidArgumentError
 from basaltmq.protocols.fila.access import Access, Caller
-from basaltmq.protocols.fila.status import abort, is_abort
+from basaltmq.protocols.grpc.call import Call
+from basaltmq.protocols.grpc.methods import Answer, AnswerStream, BothStreams, Unary
+
+CALLERS_MAX: Final = 16
+"""Callers remembered for one connection: clients have one key, proxies some."""
 
 Q = TypeVar("Q", bound=Message)
 R = TypeVar("R", bound=Message)
-Q_contra = TypeVar("Q_contra", bound=Message, contravariant=True)
-
-
-class Unary(Protocol[Q_contra]):
-    """One request, one answer, which the handler may have encoded itself."""
-
-    def __call__(self, request: Q_contra, caller: Caller, /) -> Awaitable[Message | bytes]: ...
+Reply = Message | bytes | asyncio.Future[Any] | Coroutine[Any, Any, Message | bytes]
 
 
 class Calls:
     """Makes methods of handlers."""
 
-    def __init__(self, access: Access, failed: Callable[[Exception], None]) -> None:
-        """`failed` is told of every error a call ends with."""
+    def __init__(self, access: Access) -> None:
         self._access = access
-        self._failed = failed
-        self.open = 0
-        """Calls that run."""
 
-    def unary(self, request: type[Q], handler: Unary[Q]) -> RpcMethodHandler[Any, Any]:
-        async def call(asked: bytes, context: ServicerContext[Any, Any]) -> Message | bytes:
-            self.open += 1
-            try:
-                return await handler(_read(request, asked), self._caller(context))
-            except Exception as error:
-                if is_abort(error):
-                    raise
-                self._failed(error)
-                await abort(context, error)
-            finally:
-                self.open -= 1
+    def unary(
+        self, request: type[Q], handler: Callable[[Q, Caller], Reply], encode: Callable[[Any], bytes] | None = None
+    ) -> Unary:
+        """One request, one answer; `encode` makes it of the result of a handler's future."""
 
-        return grpc.unary_unary_rpc_method_handler(call, None, _serialized)
+        def handle(raw: bytes, call: Call) -> Answer:
+            reply = handler(_read(request, raw), self._caller(call))
+            return reply.SerializeToString() if isinstance(reply, Message) else reply
+
+        return Unary(handle, encode or _serialized)
 
     def answer_stream(
         self, request: type[Q], handler: Callable[[Q, Caller], AsyncGenerator[bytes, None]]
-    ) -> RpcMethodHandler[Any, Any]:
+    ) -> AnswerStream:
         """One request, many answers, which the handler encodes itself."""
 
-        async def call(asked: bytes, context: ServicerContext[Any, Any]) -> None:
-            self.open += 1
+        async def handle(raw: bytes, call: Call) -> AsyncGenerator[bytes, None]:
+            answers = handler(_read(request, raw), self._caller(call))
             try:
-                # Closed at once when the client goes away, not when the collector comes round.
-                async with aclosing(handler(_read(request, asked), self._caller(context))) as answers:
-                    async for answer in answers:
-                        await context.write(answer)
-            except Exception as error:
-                if is_abort(error):
-                    raise
-                self._failed(error)
-                await abort(context, error)
+                async for answer in answers:
+                    yield answer
             finally:
-                self.open -= 1
+                await answers.aclose()
 
-        return grpc.unary_stream_rpc_method_handler(call, None, None)
+        return AnswerStream(handle)
 
     def both_streams(
         self, request: type[Q], handler: Callable[[AsyncIterator[Q], Caller], AsyncGenerator[R, None]]
-    ) -> RpcMethodHandler[Any, Any]:
+    ) -> BothStreams:
         """Many requests, many answers."""
 
-        async def call(asked: AsyncIterator[bytes], context: ServicerContext[Any, Any]) -> None:
-            self.open += 1
+        async def handle(asked: AsyncIterator[bytes], call: Call) -> AsyncGenerator[bytes, None]:
+            requests = (_read(request, each) async for each in asked)
+            answers = handler(requests, self._caller(call))
             try:
-                requests = (_read(request, each) async for each in asked)
-                async with aclosing(handler(requests, self._caller(context))) as answers:
-                    async for answer in answers:
-                        await context.write(answer)
-            except Exception as error:
-                if is_abort(error):
-                    raise
-                self._failed(error)
-                await abort(context, error)
+                async for answer in answers:
+                    yield answer.SerializeToString()
             finally:
-                self.open -= 1
+                await answers.aclose()
 
-        return grpc.stream_stream_rpc_method_handler(call, None, _serialized)
+        return BothStreams(handle)
 
-    def _caller(self, context: ServicerContext[Any, Any]) -> Caller:
-        return self._access.caller(context.invocation_metadata(), context.peer)
+    def _caller(self, call: Call) -> Caller:
+        """Who calls. A connection's callers are remembered; that their keys still count is seen to every time."""
+        known: dict[str | None, Caller] = call.connection.memory
+        caller = known.get(call.head.authorization)
+        if caller is not None:
+            caller.require_current()
+            return caller
+        caller = self._access.caller(call.head.fields, call.peer)
+        if len(known) >= CALLERS_MAX:
+            known.clear()
+        known[call.head.authorization] = caller
+        return caller
 
 
 def _serialized(answer: Message | bytes) -> bytes:
@@ -108,7 +92,6 @@ def _serialized(answer: Message | bytes) -> bytes:
 
 
 def _read(request: type[Q], raw: bytes) -> Q:
-    # Not left to gRPC, which would answer UNKNOWN and put a stack trace into the log.
     try:
         return request.FromString(raw)
     except DecodeError:

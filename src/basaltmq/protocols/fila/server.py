@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Literal
 
-import grpc
-from grpc import ServerCredentials
-
+from basaltmq.broker.config import Tls
+from basaltmq.broker.tls import reload_files, server_context
 from basaltmq.errors import InvalidConfigError
 from basaltmq.protocols.basalt_grpc.service import SERVICE as QUEUES_SERVICE
 from basaltmq.protocols.basalt_grpc.service import QueuesService
@@ -29,36 +30,37 @@ from basaltmq.protocols.fila.access import Access, AccessMode
 from basaltmq.protocols.fila.api_keys import ApiKeys
 from basaltmq.protocols.fila.calls import Calls
 from basaltmq.protocols.fila.desk import Desk, PlaneDesk
+from basaltmq.protocols.fila.status import outcome_of
 from basaltmq.protocols.fila.streams import AckFrom, Streams
 from basaltmq.protocols.fila.takers import Takers
-from basaltmq.protocols.fila.tick import Tick
+from basaltmq.protocols.fila.tick import MESSAGE_BYTES_MAX, Tick
+from basaltmq.protocols.grpc.server import CONNECTIONS_MAX, HANDSHAKE_S, REQUEST_BYTES_MAX, GrpcServer
+from basaltmq.protocols.grpc.status import Outcome
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.commit import GroupCommit
 
-REQUEST_BYTES_MAX: Final = 64 << 20
-"""One request: a batch of messages. It is in memory as a whole, some times over."""
-
-CALLS_MAX: Final = 1_000
-"""Calls of one connection at once; what comes beyond waits in the client."""
-
-KEEPALIVE_MS: Final = 30_000
-"""A connection that is silent is asked for a sign of life this often, so that the leases of a dead client come back."""
-
-KEEPALIVE_TIMEOUT_MS: Final = 10_000
-
 STOP_GRACE_S: Final = 5.0
 """Calls that run when the server stops have this long to end."""
+
+ENVELOPE_BYTES_MAX: Final = 1 << 20
+"""What is around the payload of the largest message: its headers, keys and names."""
 
 _log = logging.getLogger("basaltmq")
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files. With `authority`, clients must show a certificate it signed."""
+    """PEM files, and what is asked of clients: by default a certificate, if there is an authority to check it with."""
 
     certificate: Path
     key: Path
     authority: Path | None = None
+    clients: Literal["ignore", "ask", "require"] | None = None
+    version_min: Literal["1.2", "1.3"] = "1.2"
+
+    def settings(self) -> Tls:
+        clients = self.clients or ("ignore" if self.authority is None else "require")
+        return Tls(self.certificate, self.key, self.authority, clients, self.version_min)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,9 @@ class FilaOptions:
     ack_from: AckFrom = "holder"
     tls: TlsFiles | None = None
     request_bytes_max: int = REQUEST_BYTES_MAX
+    message_bytes_max: int = MESSAGE_BYTES_MAX
+    connections_max: int = CONNECTIONS_MAX
+    handshake_s: float = HANDSHAKE_S
 
 
 class FilaServer:
@@ -90,39 +95,52 @@ class FilaServer:
         desk = desk or PlaneDesk(plane)
         self._options = options = options or FilaOptions()
         loop = asyncio.get_running_loop()
-        self._tick = Tick(plane, commit, loop)
+        self._tick = Tick(plane, commit, loop, message_bytes_max=options.message_bytes_max)
         self._takers = Takers(plane, loop)
         self._streams = Streams(plane, self._takers, loop, ack_from=options.ack_from)
         keys.watch(self._streams.recheck)
         access = Access(keys, options.access)
-        self._calls = Calls(access, desk.failed)
+        calls = Calls(access)
 
         async def durable() -> None:
             await commit.durable()
 
+        def ended(error: BaseException) -> Outcome:
+            if isinstance(error, Exception):
+                desk.failed(error)
+            return outcome_of(error)
+
         fila = service.FilaService(plane, self._tick, self._streams, desk, clock_ns)
         operators = admin.FilaAdmin(plane, self._takers, access, desk, durable)
         self._queues = QueuesService(plane, self._tick, self._takers, desk)
-        self._server = grpc.aio.server(options=_channel_options(options))
-        for name, methods in (
-            (service.SERVICE, fila.methods(self._calls)),
-            (admin.SERVICE, operators.methods(self._calls)),
-            (QUEUES_SERVICE, self._queues.methods(self._calls)),
-        ):
-            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, methods),))
+        services = (
+            (service.SERVICE, fila.methods(calls)),
+            (admin.SERVICE, operators.methods(calls)),
+            (QUEUES_SERVICE, self._queues.methods(calls)),
+        )
+        self._server = GrpcServer(
+            {f"/{name}/{method}": made for name, methods in services for method, made in methods.items()},
+            ended,
+            request_bytes_max=max(options.request_bytes_max, options.message_bytes_max + ENVELOPE_BYTES_MAX),
+            connections_max=options.connections_max,
+            handshake_s=options.handshake_s,
+        )
 
     async def start(self) -> int:
         """Listen; the port."""
         options = self._options
-        address = f"[{options.host}]:{options.port}" if ":" in options.host else f"{options.host}:{options.port}"
+        tls = None if options.tls is None else Certificates(options.tls.settings())
         try:
-            if options.tls is None:
-                port = self._server.add_insecure_port(address)
-            else:
-                port = self._server.add_secure_port(address, _credentials(options.tls))
-        except RuntimeError as error:
-            raise InvalidConfigError(f"cannot listen on {address} for gRPC: {error}") from None
-        await self._server.start()
+            port = await self._server.listen(
+                options.host,
+                options.port,
+                None if tls is None else tls.context,
+                None if tls is None else tls.refresh,
+            )
+        except OSError as error:
+            raise InvalidConfigError(
+                f"cannot listen on {options.host} port {options.port} for gRPC: {error.strerror or error}"
+            ) from None
         if options.access == "open":
             _log.warning("gRPC on %s port %d asks nobody for a key (access is open)", options.host, port)
         return port
@@ -131,54 +149,48 @@ class FilaServer:
         """Take no more calls, end streams and waits, and let what runs finish within the grace."""
         self._streams.close()
         self._queues.close()
-        await self._server.stop(grace_s)
+        await self._server.stop(grace_s, "the broker is stopping; connect again")
 
     def info(self) -> dict[str, int]:
         """Figures of this server."""
         return {
-            "calls": self._calls.open,
+            "connections": len(self._server.connections),
+            "calls": self._server.calls,
             "streams": len(self._streams),
             "held": self._streams.held,
             "enqueue_writes": self._tick.writes,
         }
 
 
-def _channel_options(options: FilaOptions) -> list[tuple[str, Any]]:
-    return [
-        ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", options.request_bytes_max),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.max_concurrent_streams", CALLS_MAX),
-        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-        ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIMEOUT_MS),
-    ]
+class Certificates:
+    """A TLS context whose files are looked at again for every connection."""
 
+    def __init__(self, settings: Tls) -> None:
+        self._settings = settings
+        self._files = [file for file in (settings.certificate, settings.key, settings.authority) if file is not None]
+        self._seen = self._look()
+        self.context: ssl.SSLContext = server_context(settings)
+        self.context.set_alpn_protocols(["h2"])
 
-def _credentials(files: TlsFiles) -> ServerCredentials:
-    """Credentials that are read again for every connection; files that cannot be read leave the last ones in place."""
-    current = _read(files)
-
-    def fetch() -> grpc.ServerCertificateConfiguration | None:
+    def refresh(self) -> None:
+        """Read files that changed; those that cannot be used leave the last ones in place."""
+        look = self._look()
+        if look == self._seen:
+            return
         try:
-            return _read(files)
+            reload_files(self.context, self._settings)
         except InvalidConfigError as error:
             _log.error("TLS goes on with the certificate it has: %s", error)
-            return None
+        self._seen = look
 
-    # None leaves things as they are; the types of the package do not know that.
-    fetcher: Any = fetch
-    return grpc.dynamic_ssl_server_credentials(
-        current, fetcher, require_client_authentication=files.authority is not None
-    )
-
-
-def _read(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
-    def content(path: Path) -> bytes:
-        try:
-            return path.read_bytes()
-        except OSError as error:
-            raise InvalidConfigError(f"TLS file {path} cannot be read: {error.strerror}") from None
-
-    authority = None if files.authority is None else content(files.authority)
-    return grpc.ssl_server_certificate_configuration([(content(files.key), content(files.certificate))], authority)
+    def _look(self) -> list[tuple[int, int, int] | None]:
+        """What tells a file from its successor."""
+        found: list[tuple[int, int, int] | None] = []
+        for file in self._files:
+            try:
+                status = os.stat(file)
+            except OSError:
+                found.append(None)
+            else:
+                found.append((status.st_mtime_ns, status.st_size, status.st_ino))
+        return found

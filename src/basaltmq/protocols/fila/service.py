@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any, Final
-
-from grpc import RpcMethodHandler
+from typing import Final
 
 from basaltmq.errors import LimitExceededError
 from basaltmq.ids import format_id, parse_id
@@ -15,6 +14,7 @@ from basaltmq.protocols.fila.calls import Calls, queue_name
 from basaltmq.protocols.fila.desk import Desk
 from basaltmq.protocols.fila.streams import Streams
 from basaltmq.protocols.fila.tick import Tick
+from basaltmq.protocols.grpc.methods import Method
 from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
@@ -46,15 +46,15 @@ class FilaService:
         self._desk = desk
         self._clock_ns = clock_ns
 
-    def methods(self, calls: Calls) -> dict[str, RpcMethodHandler[Any, Any]]:
+    def methods(self, calls: Calls) -> dict[str, Method]:
         return {
-            "Enqueue": calls.unary(wire.EnqueueRequest, self.enqueue),
+            "Enqueue": calls.unary(wire.EnqueueRequest, self.enqueue, _enqueued),
             "Consume": calls.answer_stream(wire.ConsumeRequest, self.consume),
             "Ack": calls.unary(wire.AckRequest, self.ack),
             "Nack": calls.unary(wire.NackRequest, self.nack),
         }
 
-    async def enqueue(self, request: wire.EnqueueRequest, caller: Caller) -> wire.EnqueueResponse:
+    def enqueue(self, request: wire.EnqueueRequest, caller: Caller) -> asyncio.Future[list[bytes]]:
         queue = queue_name(request.queue)
         caller.require("produce", queue)
         self._desk.check(queue)
@@ -68,8 +68,7 @@ class FilaService:
                 "could not receive it"
             )
         draft = Draft(payload=payload, headers=headers) if headers else payload
-        ids = await self._tick.enqueue(queue, [draft])
-        return wire.EnqueueResponse(message_id=format_id(ids[0]))
+        return self._tick.enqueue(queue, [draft])
 
     async def consume(self, request: wire.ConsumeRequest, caller: Caller) -> AsyncGenerator[bytes, None]:
         queue = queue_name(request.queue)
@@ -100,14 +99,14 @@ class FilaService:
         times.leased_at.seconds, times.leased_at.nanos = divmod(self._clock_ns(), _SECOND_NS)
         return answer.SerializeToString()
 
-    async def ack(self, request: wire.AckRequest, caller: Caller) -> wire.AckResponse:
+    def ack(self, request: wire.AckRequest, caller: Caller) -> wire.AckResponse:
         queue = queue_name(request.queue)
         caller.require("consume", queue)
         message_id = parse_id(request.message_id)
         self._streams.settle(queue, message_id, caller, lambda token: self._plane.ack(queue, token, [message_id]))
         return wire.AckResponse()
 
-    async def nack(self, request: wire.NackRequest, caller: Caller) -> wire.NackResponse:
+    def nack(self, request: wire.NackRequest, caller: Caller) -> wire.NackResponse:
         queue = queue_name(request.queue)
         caller.require("consume", queue)
         message_id = parse_id(request.message_id)
@@ -116,3 +115,8 @@ class FilaService:
             queue, message_id, caller, lambda token: self._plane.nack(queue, token, [message_id], error=error)
         )
         return wire.NackResponse()
+
+
+def _enqueued(ids: list[bytes]) -> bytes:
+    """An EnqueueResponse: field 1, text of 36 characters."""
+    return b"\x0a\x24" + format_id(ids[0]).encode()

@@ -10,62 +10,50 @@ together.
 from __future__ import annotations
 
 import logging
-from typing import Any, Final, NoReturn
-
-import grpc
-from grpc import StatusCode
-from grpc.aio import ServicerContext
+from typing import Final
 
 from basaltmq import errors
+from basaltmq.protocols.grpc.status import Outcome, Status
 
 ERROR_CODE_KEY: Final = "basalt-error"
 
-STATUS: Final[dict[type[errors.BasaltError], StatusCode]] = {
-    errors.BasaltError: StatusCode.INTERNAL,
-    errors.NotFoundError: StatusCode.NOT_FOUND,
-    errors.AlreadyExistsError: StatusCode.ALREADY_EXISTS,
-    errors.InvalidArgumentError: StatusCode.INVALID_ARGUMENT,
-    errors.InvalidConfigError: StatusCode.INVALID_ARGUMENT,
-    errors.ScriptError: StatusCode.INVALID_ARGUMENT,
-    errors.StaleLeaseError: StatusCode.FAILED_PRECONDITION,
-    errors.PreconditionFailedError: StatusCode.FAILED_PRECONDITION,
-    errors.TransactionError: StatusCode.FAILED_PRECONDITION,
-    errors.ResourceLockedError: StatusCode.FAILED_PRECONDITION,
-    errors.LimitExceededError: StatusCode.RESOURCE_EXHAUSTED,
-    errors.DiskFullError: StatusCode.RESOURCE_EXHAUSTED,
-    errors.StoreOverfullError: StatusCode.RESOURCE_EXHAUSTED,
-    errors.StoreStalledError: StatusCode.UNAVAILABLE,
-    errors.StoreClosedError: StatusCode.UNAVAILABLE,
-    errors.PublishersHeldError: StatusCode.UNAVAILABLE,
-    errors.VHostDownError: StatusCode.UNAVAILABLE,
-    errors.CorruptionError: StatusCode.DATA_LOSS,
-    errors.TimedOutError: StatusCode.DEADLINE_EXCEEDED,
-    errors.AuthenticationError: StatusCode.UNAUTHENTICATED,
-    errors.AccessRefusedError: StatusCode.PERMISSION_DENIED,
+STATUS: Final[dict[type[errors.BasaltError], Status]] = {
+    errors.BasaltError: Status.INTERNAL,
+    errors.NotFoundError: Status.NOT_FOUND,
+    errors.AlreadyExistsError: Status.ALREADY_EXISTS,
+    errors.InvalidArgumentError: Status.INVALID_ARGUMENT,
+    errors.InvalidConfigError: Status.INVALID_ARGUMENT,
+    errors.ScriptError: Status.INVALID_ARGUMENT,
+    errors.StaleLeaseError: Status.FAILED_PRECONDITION,
+    errors.PreconditionFailedError: Status.FAILED_PRECONDITION,
+    errors.TransactionError: Status.FAILED_PRECONDITION,
+    errors.ResourceLockedError: Status.FAILED_PRECONDITION,
+    errors.LimitExceededError: Status.RESOURCE_EXHAUSTED,
+    errors.DiskFullError: Status.RESOURCE_EXHAUSTED,
+    errors.StoreOverfullError: Status.RESOURCE_EXHAUSTED,
+    errors.StoreStalledError: Status.UNAVAILABLE,
+    errors.StoreClosedError: Status.UNAVAILABLE,
+    errors.PublishersHeldError: Status.UNAVAILABLE,
+    errors.VHostDownError: Status.UNAVAILABLE,
+    errors.CorruptionError: Status.DATA_LOSS,
+    errors.TimedOutError: Status.DEADLINE_EXCEEDED,
+    errors.AuthenticationError: Status.UNAUTHENTICATED,
+    errors.AccessRefusedError: Status.PERMISSION_DENIED,
 }
 
 _log = logging.getLogger("basaltmq")
 
 
-def status_of(error: errors.BasaltError) -> StatusCode:
+def status_of(error: errors.BasaltError) -> Status:
     for kind in type(error).__mro__:
         if kind in STATUS:
             return STATUS[kind]
     raise AssertionError("the root of all errors is in the table")
 
 
-async def abort(context: ServicerContext[Any, Any], error: Exception) -> NoReturn:
-    """End a call with the status of an error."""
+def outcome_of(error: BaseException) -> Outcome:
+    """How an error ends a call."""
     if isinstance(error, errors.BasaltError):
-        trailing = ((ERROR_CODE_KEY, error.code),)
-        await context.abort(status_of(error), str(error), trailing_metadata=trailing)
+        return Outcome(status_of(error), str(error), ((ERROR_CODE_KEY, error.code),))
     _log.error("a gRPC call failed", exc_info=error)
-    await context.abort(
-        StatusCode.INTERNAL, "the broker failed; its log says how", trailing_metadata=((ERROR_CODE_KEY, "internal"),)
-    )
-    raise AssertionError("abort raises")
-
-
-def is_abort(error: BaseException) -> bool:
-    """Whether a call was ended on purpose already."""
-    return isinstance(error, grpc.aio.AbortError)
+    return Outcome(Status.INTERNAL, "the broker failed; its log says how", ((ERROR_CODE_KEY, "internal"),))

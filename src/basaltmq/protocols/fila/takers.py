@@ -184,6 +184,13 @@ class Takers:
         self._loop = loop
         self._lines: dict[str, _Line] = {}
 
+    def take_ready(self, queue: str, count: int, *, consumer: str, visibility_ms: int | None = None) -> list[Delivery]:
+        """Up to `count` messages, leased, if there are some and nobody waits whose turn is before."""
+        line = self._lines.get(queue)
+        if line is not None and line.has_unloaded():
+            return []
+        return self._plane.lease(queue, count, consumer=consumer, visibility_ms=visibility_ms)
+
     async def take(
         self,
         queue: str,

@@ -21,7 +21,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from basaltmq.errors import BasaltError
+from basaltmq.errors import BasaltError, LimitExceededError
 from basaltmq.queues.config import Durability, Overflow
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
@@ -29,6 +29,9 @@ from basaltmq.store.commit import GroupCommit
 
 GATHERED_BYTES_MAX: Final = 1 << 20
 """Payloads gathered before they are written without waiting for the sync that runs."""
+
+MESSAGE_BYTES_MAX: Final = 16 << 20
+"""One message, unless the settings say otherwise; they have the same default."""
 
 GROUP_MAX: Final = 5_000
 """Messages of one queue written together: under what one call of the plane takes, and some tens of milliseconds."""
@@ -42,10 +45,18 @@ class _Call(NamedTuple):
 class Tick:
     """Gathers enqueues of one loop."""
 
-    def __init__(self, plane: QueuePlane, commit: GroupCommit, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        plane: QueuePlane,
+        commit: GroupCommit,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
+    ) -> None:
         self._plane = plane
         self._commit = commit
         self._loop = loop
+        self._message_bytes_max = message_bytes_max
         self._gathered: dict[str, list[_Call]] = {}
         self._gathered_bytes = 0
         self._is_scheduled = False
@@ -55,9 +66,16 @@ class Tick:
 
     def enqueue(self, queue: str, drafts: Sequence[Draft | bytes]) -> asyncio.Future[list[bytes]]:
         """Add messages; their ids once they are as durable as the queue promises. All or none."""
+        sizes_bytes = [len(each) if type(each) is bytes else _size(each) for each in drafts]
+        size_bytes = sum(sizes_bytes)
+        if size_bytes > self._message_bytes_max and max(sizes_bytes) > self._message_bytes_max:
+            raise LimitExceededError(
+                f"a message of {max(sizes_bytes)} bytes for queue {queue!r} is over the limit of "
+                f"{self._message_bytes_max} (limits.message_bytes_max)"
+            )
         future: asyncio.Future[list[bytes]] = self._loop.create_future()
         self._gathered.setdefault(queue, []).append(_Call(drafts, future))
-        self._gathered_bytes += sum([len(each) if type(each) is bytes else _size(each) for each in drafts])
+        self._gathered_bytes += size_bytes
         if not self._is_scheduled and (not self._syncs or self._gathered_bytes > GATHERED_BYTES_MAX):
             self._is_scheduled = True
             self._loop.call_soon(self._end)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from grpc import StatusCode
 
 from basaltmq import errors
 from basaltmq.client.faults import BY_STATUS, fault
 from basaltmq.protocols.fila.status import STATUS, status_of
+from basaltmq.protocols.grpc.status import Status as StatusCode
 
 
 def kinds(kind: type[errors.BasaltError] = errors.BasaltError) -> Iterator[type[errors.BasaltError]]:

@@ -1,0 +1,45 @@
+"""What a server can be called for. Handlers get bytes and give bytes; what is in them is their business."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from basaltmq.protocols.grpc.call import Call
+
+Answer = bytes | asyncio.Future[Any] | Coroutine[Any, Any, Any]
+"""At once, when a future is done, or by a coroutine, which runs as a task of its own."""
+
+
+class Unary:
+    """One request, one answer."""
+
+    __slots__ = ("encode", "handle")
+
+    def __init__(self, handle: Callable[[bytes, Call], Answer], encode: Callable[[Any], bytes]) -> None:
+        """`encode` makes the answer of what a future or a coroutine gave."""
+        self.handle = handle
+        self.encode = encode
+
+
+class AnswerStream:
+    """One request, many answers."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self, handle: Callable[[bytes, Call], AsyncGenerator[bytes, None]]) -> None:
+        self.handle = handle
+
+
+class BothStreams:
+    """Many requests, many answers."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self, handle: Callable[[AsyncIterator[bytes], Call], AsyncGenerator[bytes, None]]) -> None:
+        self.handle = handle
+
+
+Method = Unary | AnswerStream | BothStreams

@@ -1,0 +1,136 @@
+"""Frames of HTTP/2 (RFC 9113), as bytes.
+
+    +-----------------------------------------------+
+    |                length u24                     |
+    +---------------+---------------+---------------+
+    |    type u8    |   flags u8    |
+    +-+-------------+---------------+---------------+
+    |R|               stream u31                    |
+    +-+---------------------------------------------+
+    |                payload (length)             ...
+
+What a frame means, and whether it may come at all, is told in connection.py.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from struct import Struct
+from typing import Final
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""What a client says first."""
+
+HEAD: Final = Struct(">HBBBI")
+"""The length in two parts, type, flags, stream."""
+
+HEAD_BYTES: Final = HEAD.size
+_SETTING: Final = Struct(">HI")
+_U32: Final = Struct(">I")
+_GOAWAY: Final = Struct(">II")
+
+FRAME_BYTES_MIN: Final = 16_384
+"""What everybody has to take as the payload of a frame, and all that this side ever offers to take: half a frame is
+kept in memory, and larger ones would save nothing that can be measured."""
+
+FRAME_BYTES_MAX: Final = (1 << 24) - 1
+WINDOW_MAX: Final = (1 << 31) - 1
+WINDOW_DEFAULT: Final = 65_535
+TABLE_BYTES_DEFAULT: Final = 4_096
+STREAM_MAX: Final = (1 << 31) - 1
+
+DATA: Final = 0
+HEADERS: Final = 1
+PRIORITY: Final = 2
+RST_STREAM: Final = 3
+SETTINGS: Final = 4
+PUSH_PROMISE: Final = 5
+PING: Final = 6
+GOAWAY: Final = 7
+WINDOW_UPDATE: Final = 8
+CONTINUATION: Final = 9
+
+END_STREAM: Final = 0x1
+ACK: Final = 0x1
+END_HEADERS: Final = 0x4
+PADDED: Final = 0x8
+PRIORITIZED: Final = 0x20
+
+
+class Setting(enum.IntEnum):
+    """What a side tells the other about itself."""
+
+    HEADER_TABLE_SIZE = 1
+    ENABLE_PUSH = 2
+    MAX_CONCURRENT_STREAMS = 3
+    INITIAL_WINDOW_SIZE = 4
+    MAX_FRAME_SIZE = 5
+    MAX_HEADER_LIST_SIZE = 6
+
+
+class Code(enum.IntEnum):
+    """Why a stream or a connection ended."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+    FLOW_CONTROL_ERROR = 3
+    SETTINGS_TIMEOUT = 4
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    CONNECT_ERROR = 10
+    ENHANCE_YOUR_CALM = 11
+    INADEQUATE_SECURITY = 12
+    HTTP_1_1_REQUIRED = 13
+
+
+SETTINGS_ACK: Final = HEAD.pack(0, 0, SETTINGS, ACK, 0)
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return head(len(payload), kind, flags, stream) + payload
+
+
+def head(length: int, kind: int, flags: int, stream: int) -> bytes:
+    """What is before a payload of this length."""
+    return HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream)
+
+
+def settings(given: Iterable[tuple[int, int]]) -> bytes:
+    return frame(SETTINGS, 0, 0, b"".join([_SETTING.pack(number, value) for number, value in given]))
+
+
+def settings_of(payload: bytes) -> list[tuple[int, int]]:
+    """The settings of a frame whose length is a multiple of six."""
+    return list(_SETTING.iter_unpack(payload))
+
+
+def window_update(stream: int, by: int) -> bytes:
+    return frame(WINDOW_UPDATE, 0, stream, _U32.pack(by))
+
+
+def rst_stream(stream: int, code: int) -> bytes:
+    return frame(RST_STREAM, 0, stream, _U32.pack(code))
+
+
+def ping(payload: bytes, *, is_answer: bool = False) -> bytes:
+    return frame(PING, ACK if is_answer else 0, 0, payload)
+
+
+def goaway(last_stream: int, code: int, text: str = "") -> bytes:
+    return frame(GOAWAY, 0, 0, _GOAWAY.pack(last_stream, code) + text.encode())
+
+
+def goaway_of(payload: bytes) -> tuple[int, int, str]:
+    """The last stream, the code and the text of a frame of at least eight bytes."""
+    last, code = _GOAWAY.unpack_from(payload)
+    return last & STREAM_MAX, code, payload[_GOAWAY.size :].decode("utf-8", "replace")
+
+
+def u32(payload: bytes) -> int:
+    number: int = _U32.unpack_from(payload)[0]
+    return number
