@@ -7,7 +7,7 @@ edges of a read, and those with deleted or expired records, are looked into.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -15,8 +15,9 @@ from basaltmq.errors import SegmentGoneError
 from basaltmq.log.columnar import OFFSET_DELTAS, ColumnBatch, directory_of
 from basaltmq.log.lane import Lane
 from basaltmq.log.record import NEVER, StoredRecord
-from basaltmq.log.run import Cut, Run, take_runs
+from basaltmq.log.run import Cut, Run, Taken, take_runs
 from basaltmq.streams.adapter import Budget
+from basaltmq.streams.index_rows import Entry
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -188,6 +189,8 @@ class Taker:
         self.stopped_at: int | None = None
         """The offset to go on with, once the budget did not allow more."""
         self.is_full = False
+        self.is_over = False
+        """Frames that lie apart were picked, and the budget had no room for the next one."""
         self.reached: Place | None = None
         """Where the last walk met a frame that it could have taken but for the budget."""
         self._cutter = cutter
@@ -232,19 +235,62 @@ class Taker:
             raw = _read_some(log, position, max(first.size_bytes, min(READ_RUN_BYTES, likely + first.size_bytes)))
             cut = None if self._cutter is None else self._cutter(raw)
             taken = take_runs(log.seed, raw, shard, expected, end, budget.records_left, budget.bytes_left, cut)
-            budget.taken += taken.records
-            budget.records_left -= taken.records
-            budget.bytes_left -= taken.data_bytes
-            self.parts += taken.runs
+            self._take_runs(taken)
             expected = taken.next_offset
             position += taken.size_bytes
             if not taken.runs or not taken.is_cut:
-                # A read that has something ends with a frame rather than inside one.
-                self.is_full = taken.is_full and bool(self.parts)
                 if taken.is_next:
                     self.reached = Place(expected, position, first.size_bytes, first.records)
                 break
         return expected
+
+    def frames_wanted(self, first: Entry, most: int) -> int:
+        """How many frames like the first one the budget has room for: two at least, so that neighbours are seen."""
+        budget = self._budget
+        by_bytes = budget.bytes_left // first.size_bytes + 1
+        return max(2, min(most, by_bytes, budget.records_left // max(1, first.records) + 1))
+
+    def pick(self, log: Lane, shard: int, entries: Iterator[Entry], offset: int, end: int) -> int:
+        """Take whole plain frames that lie apart in the log, by their index entries; the offset after them.
+
+        They are put end to end and then taken like neighbours, so what `walk` leaves to others is left here too.
+        """
+        budget = self._budget
+        expected = offset
+        is_more = True
+        while is_more and expected < end:
+            pieces: list[bytes] = []
+            size = records = 0
+            reached = expected
+            is_more = False
+            for entry in entries:
+                if entry.base_offset != reached or reached >= end:
+                    break
+                pieces.append(log.read(entry.position, entry.size_bytes))
+                size += entry.size_bytes
+                records += entry.records
+                reached = entry.last_offset + 1
+                if size >= READ_RUN_BYTES or size > budget.bytes_left or records >= budget.records_left:
+                    is_more = True
+                    break
+            raw = b"".join(pieces)
+            cut = None if self._cutter is None else self._cutter(raw)
+            taken = take_runs(log.seed, raw, shard, expected, end, budget.records_left, budget.bytes_left, cut)
+            self._take_runs(taken)
+            expected = taken.next_offset
+            if expected != reached:
+                self.is_over = taken.is_next
+                break
+        return expected
+
+    def _take_runs(self, taken: Taken) -> None:
+        budget = self._budget
+        budget.taken += taken.records
+        budget.records_left -= taken.records
+        budget.bytes_left -= taken.data_bytes
+        self.parts += taken.runs
+        # A read that has something ends with a frame rather than inside one.
+        self.is_full = taken.is_full and bool(self.parts)
 
     def _take_some(self, base_offset: int, batch: ColumnBatch, begin: int, stop: int, marks: list[bool] | None) -> bool:
         budget = self._budget

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from itertools import chain, islice, pairwise
 from typing import Final, TypeVar
 
 from basaltmq.errors import BasaltError, CorruptionError, DamagedFrameError
@@ -45,6 +46,9 @@ from basaltmq.streams.shards import Recent, ShardConfig, Shards
 from basaltmq.streams.watermark import Watermarks
 
 T = TypeVar("T")
+
+NEIGHBOURS_SEEN: Final = 16
+"""Frames a reader looks at in the index before it takes it that the shard's lie side by side: half of a run."""
 
 RETRIES: Final = 16
 """A read that meets cleaning looks into the index again; each time one more segment must have gone."""
@@ -179,13 +183,13 @@ class SegmentReader(EngineBase):
                     break
         except DamagedFrameError as error:
             # What comes before the damage is given; the next read begins with it, and says so.
-            if not taker.parts or error.base_offset <= offset:
+            if not taker.parts:
                 raise
             next_offset = error.base_offset
         return FramesRead(taker.parts, next_offset, start, end)
 
     def _walk(self, state: SegmentShard, taker: Taker, offset: int, end: int) -> int:
-        """Take runs of neighbouring frames as long as there are any; the offset reached."""
+        """Take plain frames as long as there are any, neighbours without asking the index; the offset reached."""
         log = self.lanes[state.lane].log
         place = self._bookmarks.take(state.number, offset)
         if place is not None:
@@ -193,8 +197,7 @@ class SegmentReader(EngineBase):
         while offset < end and taker.reached is None:
             entries = self.index.entries(state.number, offset)
             first = next(entries, None)
-            following = next(entries, None)
-            if first is None or following is None or following.position != first.position + first.size_bytes:
+            if first is None or first.base_offset > offset:
                 break
             if first.base_offset < offset:
                 # The last read ended inside a frame.
@@ -204,12 +207,16 @@ class SegmentReader(EngineBase):
                     return taker.stopped_at
                 offset = first.last_offset + 1
                 continue
-            if first.base_offset != offset:
+            ahead = [first, *islice(entries, taker.frames_wanted(first, NEIGHBOURS_SEEN) - 1)]
+            if len(ahead) < 2:
                 break
-            place = Place(offset, first.position, first.size_bytes, first.records)
-            reached = self._walk_from(place, log, state, taker, end)
-            if reached == offset:
-                break
+            if all(after.position == each.position + each.size_bytes for each, after in pairwise(ahead)):
+                place = Place(offset, first.position, first.size_bytes, first.records)
+                reached = self._walk_from(place, log, state, taker, end)
+            else:
+                reached = taker.pick(log, state.number, chain(ahead, entries), offset, end)
+            if reached == offset or taker.is_over:
+                return reached
             offset = reached
         return offset
 
