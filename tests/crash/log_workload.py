@@ -36,6 +36,8 @@ from basaltmq.streams.watermark import Watermarks
 
 LEVELS: Final = (Durability.SYNCED, Durability.SYNCED, Durability.WRITTEN)
 SEGMENT_BYTES: Final = 16 << 10
+RING_BYTES: Final = 32 << 10
+"""Little enough to go round several times before a child is killed."""
 KEPT: Final = 150
 """Records a shard keeps, so that a dump stays short and segments become garbage."""
 
@@ -54,7 +56,7 @@ class Streams:
             offsets,
             _now_ms,
             path=base / "log",
-            options=LaneOptions(segment_bytes=SEGMENT_BYTES),
+            options=LaneOptions(segment_bytes=SEGMENT_BYTES, ring_bytes=RING_BYTES, ring_after=1),
         )
         self.numbers = [self._shard(at, level) for at, level in enumerate(LEVELS)]
 

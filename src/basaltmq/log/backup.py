@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from basaltmq.errors import StorageError
-from basaltmq.log.lane import MARKERS, Lane
+from basaltmq.log.lane import Lane
+from basaltmq.log.marker import MARKERS
 from basaltmq.log.segment import SegmentState
 
 _CHUNK_BYTES: Final = 4 << 20

@@ -14,6 +14,11 @@ together, because one large write and its sync cost about half of many small one
 later in any case, and no more than GATHERED_BYTES_MAX are kept. `sync` makes everything durable: segments that were
 rolled away from first, then the one being written, then the directory, so that `synced_position` never covers a hole.
 
+`secure` does so faster where it can: a lane that is synced often gets a ring (see `ring`), and if all that is not
+durable is still gathered, the ring takes it instead of the segment. The segment is given it by `tidy`, when those who
+waited have been told, or by a read that comes before. A drain in the background syncs the segment each time half of the
+ring is used; if that takes too long, or there is more to sync than was gathered, `secure` is a `sync`.
+
 Any error of a write or a sync poisons the lane: how much reached the file is not known, and only recovery can tell. The
 bytes of a failed append are never referred to and are cut off at the next start.
 
@@ -23,34 +28,30 @@ the clock given; one that goes back only makes a segment younger. Budget of `app
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-import google_crc32c
-
-from basaltmq.errors import CorruptionError, StorageError, StoreClosedError, StorePoisonedError, StoreTooNewError
+from basaltmq.errors import StorageError, StoreClosedError, StorePoisonedError
+from basaltmq.log import ring
 from basaltmq.log.committed import Committed
+from basaltmq.log.marker import MARKERS, encode_marker, find_seed
+from basaltmq.log.ring import Ring
 from basaltmq.log.segment import (
     READ_FILES_MAX,
     Segment,
     SegmentFiles,
     SegmentGoneError,
     SegmentState,
-    parse_segment_name,
-    segment_name,
+    create_segment,
+    list_segments,
 )
 from basaltmq.store.directory import os_error, sync_directory, write_durably
-
-FORMAT: Final = "basalt-lane"
-FORMAT_VERSION: Final = 1
-MARKERS: Final = ("LANE", "LANE.copy")
 
 SEGMENT_BYTES: Final = 256 << 20
 """Small enough that cleaning moves little at a time, large enough that a terabyte is four thousand files."""
@@ -64,7 +65,11 @@ IOV_MAX: Final = 1024
 GATHERED_BYTES_MAX: Final = 1 << 20
 """Frames kept for one write: past a few hundred KB a larger write gains nothing, and what is kept a crash takes."""
 
-POSITION_MAX: Final = (1 << 63) - 1
+RING_BYTES: Final = 32 << 20
+"""Of the ring, on disk and in the page cache: half of it takes a fast disk 10 ms, which a drain needs too."""
+
+RING_AFTER: Final = 64
+"""Syncs of gathered frames before a lane gets its ring: most lanes never have so many, and making it costs 30 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,9 @@ class LaneOptions:
     segment_bytes: int = SEGMENT_BYTES
     segment_age_ms: int = SEGMENT_AGE_MS
     read_files_max: int = READ_FILES_MAX
+    ring_bytes: int = RING_BYTES
+    """0 for no ring."""
+    ring_after: int = RING_AFTER
 
 
 class Lane:
@@ -94,6 +102,14 @@ class Lane:
         self._sealing: list[tuple[int, Segment]] = []
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
+        self._ringed = self._ringed_bytes = 0
+        """Of what is gathered, how many parts and bytes from the front the ring has."""
+        self._is_tidying = False
+        self._tidying = threading.Lock()
+        """Held while gathered frames that the ring has are written outside the lane's lock."""
+        self._ring: Ring | None = None
+        self._ring_wanted = 0
+        self._worker: threading.Thread | None = None
         self._names_synced = False
         self._error: StorageError | None = None
         self._active = segments[-1]
@@ -106,7 +122,7 @@ class Lane:
             raise
         self._roll_at = self._active.start + options.segment_bytes
         self._roll_ms = self._active.started_ms + options.segment_age_ms
-        self._synced_position = segments[0].start
+        self._synced_position = self._told_position = segments[0].start
 
     @classmethod
     def open(
@@ -120,15 +136,18 @@ class Lane:
         """Open or make the lane at `path`. Appending makes sense only after `recovery.repair`."""
         options = options or LaneOptions()
         try:
-            seed = _read_seed(path)
+            seed = find_seed(path)
             if seed is None:
                 _make_directory(path)
                 seed = random_u32()
                 for name in MARKERS:
-                    write_durably(path / name, _encode_marker(seed))
+                    write_durably(path / name, encode_marker(seed))
             segments = list_segments(path, clock_ms())
             if not segments:
-                segments = [_create_segment(path, 0, clock_ms())]
+                segments = [create_segment(path, 0, clock_ms())]
+            ring.replay(path, seed, segments)
+            # Before anything is appended: positions it knows of may be given out again from here on.
+            ring.remove(path)
             segments[-1].state = SegmentState.WRITE
             return cls(path, seed, segments, clock_ms, options)
         except OSError as error:
@@ -186,7 +205,7 @@ class Lane:
 
     def write_gathered(self) -> None:
         """Return when everything appended is written: it survives a crash of the process."""
-        if self._gathered:
+        if self._gathered or self._is_tidying:
             with self._lock:
                 if self._error is not None:
                     raise self._error
@@ -196,9 +215,23 @@ class Lane:
         parts, size_bytes = self._gathered, self._gathered_bytes
         if parts:
             self._write(parts, size_bytes)
-            self._gathered, self._gathered_bytes = [], 0
+            self._gathered, self._gathered_bytes, self._ringed, self._ringed_bytes = [], 0, 0, 0
+        elif self._is_tidying:
+            self._await_tidy()
+
+    def _await_tidy(self) -> None:
+        """Return when what `tidy` is writing is written."""
+        with self._tidying:
+            pass
+        if self._error is not None:
+            raise self._error
 
     def _write(self, parts: Sequence[bytes], size_bytes: int) -> None:
+        if self._is_tidying:
+            self._await_tidy()
+        self._write_out(parts, size_bytes)
+
+    def _write_out(self, parts: Sequence[bytes], size_bytes: int) -> None:
         try:
             written = os.writev(self._fd, parts) if len(parts) <= IOV_MAX else 0
             if written != size_bytes:
@@ -216,6 +249,7 @@ class Lane:
                     raise self._error
                 self._write_gathered()
                 target = self._end
+                taken = 0 if self._ring is None else self._ring.taken
                 sealing = list(self._sealing)
                 fd = self._fd
                 names_synced = self._names_synced
@@ -238,11 +272,123 @@ class Lane:
                     segment.state = SegmentState.SEALED
                 del self._sealing[: len(sealing)]
                 self._synced_position = max(self._synced_position, target)
-            self._committed.publish(self._synced_position)
+            if self._ring is not None:
+                self._ring.release(taken)
+            self._publish()
+
+    def secure(self) -> None:
+        """As `sync`, or faster: then `tidy` has to follow, and who waits for the sync can be told before."""
+        with self._sync_lock:
+            is_durable = self._secure()
+        if not is_durable:
+            self.sync()
+
+    def _secure(self) -> bool:
+        """Give the ring all that is not durable; False if that cannot be. Under the sync's lock."""
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            gathered = self._gathered
+            size_bytes = self._gathered_bytes - self._ringed_bytes
+            target = self._end
+            if not size_bytes or self._sealing or not self._names_synced:
+                return False
+            if self._synced_position + size_bytes != target:
+                return False
+            if self._ring is None:
+                self._want_ring()
+                return False
+            count = len(gathered)
+            parts = gathered[self._ringed :] if self._ringed else list(gathered)
+        held = self._ring
+        try:
+            if not held.append(self.seed, target - size_bytes, parts, size_bytes):
+                return False
+        except OSError as error:
+            meaning = os_error(error, held.path)
+            self.poison(meaning)
+            raise meaning from error
+        with self._lock:
+            if self._gathered is gathered:
+                # Nobody had it written meanwhile.
+                self._ringed = count
+                self._ringed_bytes += size_bytes
+            self._synced_position = target
+            if 2 * held.used_bytes > held.size_bytes:
+                self._work(self._drain)
+        return True
+
+    def tidy(self) -> None:
+        """Write what `secure` left to the segment, and tell other processes. Appends go on meanwhile."""
+        if self._told_position == self._synced_position:
+            return
+        with self._sync_lock:
+            with self._lock:
+                if self._error is not None:
+                    return
+                parts, size_bytes = self._gathered[: self._ringed], self._ringed_bytes
+                del self._gathered[: self._ringed]
+                self._gathered_bytes -= size_bytes
+                self._ringed = self._ringed_bytes = 0
+                self._tidying.acquire()
+                self._is_tidying = True
+            try:
+                if parts:
+                    self._write_out(parts, size_bytes)
+            finally:
+                self._is_tidying = False
+                self._tidying.release()
+            self._publish()
+
+    def _publish(self) -> None:
+        """Tell other processes what is durable. All of it is written to its segment."""
+        self._told_position = self._synced_position
+        self._committed.publish(self._told_position)
+
+    def _want_ring(self) -> None:
+        """Have a ring made once it is worth it. Under the lock."""
+        self._ring_wanted += 1
+        if self.options.ring_bytes and self._ring_wanted == self.options.ring_after:
+            self._work(self._make_ring)
+
+    def _work(self, action: Callable[[], None]) -> None:
+        """Do something in the background, unless something is being done. Under the lock."""
+        if self._worker is None or not self._worker.is_alive():
+            self._worker = threading.Thread(target=action, name="basalt-drain", daemon=True)
+            self._worker.start()
+
+    def _make_ring(self) -> None:
+        # Without room for it every sync is what it was.
+        with suppress(OSError):
+            self._ring = Ring.create(self.path, self.options.ring_bytes)
+
+    def _drain(self) -> None:
+        """Make durable in its segment what the ring holds, so that its place can be used again."""
+        held = self._ring
+        assert held is not None, "there is nothing to drain"
+        try:
+            with self._lock:
+                if self._error is not None or self._sealing:
+                    # A sync that is due does it.
+                    return
+                self._write_gathered()
+                taken = held.taken
+                fd = os.dup(self._fd)
+            try:
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            self.poison(os_error(error, self.path))
+        except StorageError:
+            # The lane is poisoned already.
+            return
+        else:
+            held.release(taken)
 
     def read(self, position: int, size_bytes: int) -> bytes:
         """Up to `size_bytes` from `position`, fewer only at the end of its segment."""
-        if self._gathered:
+        if self._gathered or self._is_tidying:
             self.write_gathered()
         segment = self.segment_at(position)
         begin = position - segment.start
@@ -361,12 +507,20 @@ class Lane:
         if isinstance(self._error, StoreClosedError):
             return
         try:
+            worker = self._worker
+            if worker is not None:
+                worker.join()
             if self._error is None:
                 self.sync()
         finally:
             # A sync that is under way must not find its descriptors closed, or given to another file.
             with self._sync_lock, self._lock:
+                if self._error is None and self._told_position == self._end:
+                    ring.remove(self.path)
                 self._error = StoreClosedError(f"the lane {self.path} is closed")
+                if self._ring is not None:
+                    self._ring.close()
+                    self._ring = None
                 os.close(self._fd)
                 self._committed.close()
                 for fd, _ in self._sealing:
@@ -387,7 +541,7 @@ class Lane:
         self._write_gathered()
         now_ms = self._clock_ms()
         try:
-            segment = _create_segment(self.path, self._end, now_ms)
+            segment = create_segment(self.path, self._end, now_ms)
             fd = os.open(segment.path, os.O_WRONLY | os.O_CLOEXEC | os.O_APPEND)
         except OSError as error:
             meaning = os_error(error, self.path)
@@ -404,44 +558,12 @@ class Lane:
         self._roll_ms = now_ms + self.options.segment_age_ms
 
 
-def read_seed(path: Path) -> int:
-    """The seed of an existing lane, for readers beside the writer."""
-    seed = _read_seed(path)
-    if seed is None:
-        raise CorruptionError(f"{path} holds no lane: {' and '.join(MARKERS)} are missing")
-    return seed
-
-
-def list_segments(path: Path, now_ms: int) -> list[Segment]:
-    """The segments of a lane in order, all taken for sealed. Other files are left alone (see `recovery`)."""
-    found = []
-    for entry in os.scandir(path):
-        start = parse_segment_name(entry.name)
-        if start is not None and entry.is_file(follow_symlinks=False):
-            if start > POSITION_MAX:
-                raise CorruptionError(f"{entry.path} names a position that cannot be; move it away")
-            status = entry.stat()
-            started_ms = min(now_ms, int(status.st_mtime * 1000))
-            found.append(Segment(Path(entry.path), start, status.st_size, SegmentState.SEALED, started_ms))
-    found.sort(key=lambda segment: segment.start)
-    for segment, following in pairwise(found):
-        # Bytes that reach into the next segment were never part of the lane.
-        segment.size_bytes = min(segment.size_bytes, following.start - segment.start)
-    return found
-
-
 def _make_directory(path: Path) -> None:
     """Make a directory and those above it so that they survive a power loss."""
     if not path.is_dir():
         _make_directory(path.parent)
         path.mkdir(exist_ok=True)
         sync_directory(path.parent)
-
-
-def _create_segment(path: Path, start: int, now_ms: int) -> Segment:
-    file = path / segment_name(start)
-    os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
-    return Segment(file, start, 0, SegmentState.WRITE, now_ms)
 
 
 def _write_on(fd: int, parts: Sequence[bytes], written: int) -> None:
@@ -454,33 +576,3 @@ def _write_on(fd: int, parts: Sequence[bytes], written: int) -> None:
             return
         left[0] = left[0][written:]
         written = os.writev(fd, left[:IOV_MAX])
-
-
-def _encode_marker(seed: int) -> bytes:
-    body = json.dumps({"format": FORMAT, "version": FORMAT_VERSION, "seed": seed}).encode()
-    return b"%08x %s\n" % (google_crc32c.value(body), body)
-
-
-def _read_seed(path: Path) -> int | None:
-    """The seed from either marker; None where no lane has been made."""
-    damaged = None
-    for name in MARKERS:
-        try:
-            raw = (path / name).read_bytes()
-        except FileNotFoundError:
-            continue
-        crc, _, body = raw.rstrip(b"\n").partition(b" ")
-        if crc != b"%08x" % google_crc32c.value(body):
-            damaged = path / name
-            continue
-        said = json.loads(body)
-        if said["version"] > FORMAT_VERSION:
-            raise StoreTooNewError(
-                f"{path} has lane version {said['version']}, this Basalt knows up to {FORMAT_VERSION}: use a newer one"
-            )
-        return int(said["seed"])
-    if damaged is not None:
-        raise CorruptionError(f"{damaged} does not match its checksum; restore it from a backup of this store")
-    if path.is_dir() and any(parse_segment_name(name) is not None for name in os.listdir(path)):
-        raise CorruptionError(f"{path} holds segments but neither {MARKERS[0]} nor {MARKERS[1]}; restore one of them")
-    return None

@@ -22,8 +22,17 @@ from typing import NoReturn
 
 from basaltmq.errors import CorruptionError, StoreReadOnlyError
 from basaltmq.log.committed import Mark, read_mark
-from basaltmq.log.lane import MARKERS, POSITION_MAX, Lane, LaneOptions, read_seed
-from basaltmq.log.segment import Segment, SegmentFiles, SegmentGoneError, SegmentState, parse_segment_name, segment_name
+from basaltmq.log.lane import Lane, LaneOptions
+from basaltmq.log.marker import MARKERS, read_seed
+from basaltmq.log.segment import (
+    POSITION_MAX,
+    Segment,
+    SegmentFiles,
+    SegmentGoneError,
+    SegmentState,
+    parse_segment_name,
+    segment_name,
+)
 from basaltmq.store.directory import os_error, sync_directory
 
 _FSYNC_MEANINGLESS = (errno.EROFS, errno.EINVAL)
@@ -41,6 +50,7 @@ class LaneView(Lane):
         self._files = SegmentFiles(self.options.read_files_max)
         self._lock = threading.Lock()
         self._gathered = []
+        self._is_tidying = False
         self._segments = []
         self._starts = []
         self._end = 0
@@ -162,6 +172,12 @@ class LaneView(Lane):
         self._refuse()
 
     def sync(self) -> None:
+        self._refuse()
+
+    def secure(self) -> None:
+        self._refuse()
+
+    def tidy(self) -> None:
         self._refuse()
 
     def roll(self) -> None:

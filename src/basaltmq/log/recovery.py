@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeAlias
 import google_crc32c
 
 from basaltmq.errors import CorruptionError
-from basaltmq.log import committed
+from basaltmq.log import committed, ring
 from basaltmq.log.frame import (
     COLUMNAR,
     HEADER,
@@ -41,7 +41,8 @@ from basaltmq.log.frame import (
     claimed_header,
     decode_header,
 )
-from basaltmq.log.lane import MARKERS, Lane
+from basaltmq.log.lane import Lane
+from basaltmq.log.marker import MARKERS
 from basaltmq.log.run import Cut
 from basaltmq.log.segment import Segment, parse_segment_name
 from basaltmq.log.window import CHUNK_BYTES, Window
@@ -204,10 +205,10 @@ def repair(
 
 
 def quarantine_foreign(path: Path, quarantine: Path) -> list[Path]:
-    """Move what is neither a segment nor a marker (nor COMMITTED) out of a lane's directory."""
+    """Move what is neither a segment nor a marker (nor COMMITTED, nor the ring) out of a lane's directory."""
     moved = []
     for entry in sorted(os.scandir(path), key=lambda each: each.name):
-        if parse_segment_name(entry.name) is None and entry.name not in (*MARKERS, committed.NAME):
+        if parse_segment_name(entry.name) is None and entry.name not in (*MARKERS, committed.NAME, ring.NAME):
             quarantine.mkdir(parents=True, exist_ok=True)
             target = quarantine / f"{path.name}-{entry.name}"
             number = 1

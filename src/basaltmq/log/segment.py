@@ -20,6 +20,7 @@ import os
 import threading
 from collections import OrderedDict
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +34,9 @@ POSITION_DIGITS: Final = 20
 
 READ_FILES_MAX: Final = 64
 """Descriptors kept for readers of one lane: 16 GiB of segments at their default size are read without an open."""
+
+
+POSITION_MAX: Final = (1 << 63) - 1
 
 
 class SegmentState(enum.StrEnum):
@@ -70,6 +74,30 @@ def parse_segment_name(name: str) -> int | None:
     if len(digits) != POSITION_DIGITS or not digits.isascii() or not digits.isdigit() or digits == name:
         return None
     return int(digits)
+
+
+def create_segment(path: Path, start: int, now_ms: int) -> Segment:
+    file = path / segment_name(start)
+    os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+    return Segment(file, start, 0, SegmentState.WRITE, now_ms)
+
+
+def list_segments(path: Path, now_ms: int) -> list[Segment]:
+    """The segments of a lane in order, all taken for sealed. Other files are left alone (see `recovery`)."""
+    found = []
+    for entry in os.scandir(path):
+        start = parse_segment_name(entry.name)
+        if start is not None and entry.is_file(follow_symlinks=False):
+            if start > POSITION_MAX:
+                raise CorruptionError(f"{entry.path} names a position that cannot be; move it away")
+            status = entry.stat()
+            started_ms = min(now_ms, int(status.st_mtime * 1000))
+            found.append(Segment(Path(entry.path), start, status.st_size, SegmentState.SEALED, started_ms))
+    found.sort(key=lambda segment: segment.start)
+    for segment, following in pairwise(found):
+        # Bytes that reach into the next segment were never part of the lane.
+        segment.size_bytes = min(segment.size_bytes, following.start - segment.start)
+    return found
 
 
 class _File:

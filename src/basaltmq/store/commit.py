@@ -302,6 +302,10 @@ class GroupSync:
             started = time.monotonic()
             self._serve(group)
             self._returning.told(group.threads, time.monotonic() - started)
+            self._tidy_up()
+
+    def _tidy_up(self) -> None:
+        """What is left to do after a sync, and nobody waits for."""
 
     def _write(self, members: Sequence[_Member]) -> Sequence[_Member]:
         """Write what members handed over; return those whose fate hangs on the sync."""

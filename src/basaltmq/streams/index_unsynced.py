@@ -24,7 +24,8 @@ from struct import iter_unpack, pack
 from typing import Final
 
 from basaltmq.errors import CorruptionError
-from basaltmq.log.lane import POSITION_MAX, Lane
+from basaltmq.log.lane import Lane
+from basaltmq.log.segment import POSITION_MAX
 from basaltmq.store import keys
 from basaltmq.store.api import Reader
 from basaltmq.store.batch import Batch

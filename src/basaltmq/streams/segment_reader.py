@@ -63,7 +63,7 @@ class LogLane:
         self.number = number
         self.log = log
         self.lock = threading.RLock()
-        self.watermarks = Watermarks(log)
+        self.watermarks = Watermarks(log, log.secure, log.tidy)
 
     def sync_soon(self) -> None:
         """Have complete segments made durable, whether anybody waits for it or not, so that at most a few are not."""

@@ -19,8 +19,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
+from basaltmq.errors import BasaltError
 from basaltmq.store.commit import GroupSync, Syncable
 from basaltmq.streams.durability import Durability
 
@@ -45,15 +48,21 @@ class Visible:
 
 
 class Watermarks:
-    """Counts the writes of one store or lane and moves the watermarks of its shards with its syncs."""
+    """Counts the writes of one store or lane and moves the watermarks of its shards with its syncs.
 
-    def __init__(self, store: Syncable) -> None:
+    `secure` is its sync, if it has a faster one; then `tidy` is what is left to do when those who wait have been told.
+    """
+
+    def __init__(
+        self, store: Syncable, secure: Callable[[], None] | None = None, tidy: Callable[[], None] | None = None
+    ) -> None:
         self._store = store
+        self._secure = store.sync if secure is None else secure
         self._lock = threading.Lock()
         self._written = 0
         self._synced = 0
         self._waiting: deque[tuple[int, Visible]] = deque()
-        self.group = GroupSync(self)
+        self.group = GroupSync(self) if tidy is None else _TidyGroup(self, tidy)
 
     def written(self, shard: Visible, base_offset: int, durability: Durability) -> int:
         """A write at `base_offset` has returned, and `next_offset` was moved; its sequence. Under the shard's lock."""
@@ -90,7 +99,7 @@ class Watermarks:
         """One sync of the store, by the group's thread."""
         with self._lock:
             covered = self._written
-        self._store.sync()
+        self._secure()
         # One entry per shard, however many of its writes the sync covers.
         moved: dict[int, Visible] = {}
         with self._lock:
@@ -112,6 +121,19 @@ class Watermarks:
     def close(self) -> None:
         """Sync what waits, then stop. The store stays open."""
         self.group.close()
+
+
+class _TidyGroup(GroupSync):
+    """Has something to do after each sync that nobody waits for."""
+
+    def __init__(self, target: Syncable, tidy: Callable[[], None]) -> None:
+        self._tidy = tidy
+        super().__init__(target)
+
+    def _tidy_up(self) -> None:
+        # A failure has poisoned what was synced, which the next write finds out.
+        with suppress(BasaltError):
+            self._tidy()
 
 
 def done() -> asyncio.Future[None]:

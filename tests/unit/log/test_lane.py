@@ -20,7 +20,9 @@ from basaltmq.errors import (
     StoreTooNewError,
 )
 from basaltmq.log import lane as lane_module
-from basaltmq.log.lane import IOV_MAX, MARKERS, Lane, LaneOptions
+from basaltmq.log import marker as marker_module
+from basaltmq.log.lane import IOV_MAX, Lane, LaneOptions
+from basaltmq.log.marker import MARKERS
 from basaltmq.log.segment import SegmentGoneError, SegmentState, parse_segment_name, segment_name
 
 
@@ -373,7 +375,7 @@ def test_one_damaged_marker_is_enough_two_are_not(tmp_path: Path) -> None:
 
 
 def test_a_later_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_module, "FORMAT_VERSION", 9)
+    monkeypatch.setattr(marker_module, "FORMAT_VERSION", 9)
     open_lane(tmp_path).close()
     monkeypatch.undo()
     with pytest.raises(StoreTooNewError, match=r"9.*1"):

@@ -1,0 +1,384 @@
+"""The ring of a lane: durable before the segment is, put back after a crash, never in the way."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from basaltmq.errors import StorageError, StorePoisonedError
+from basaltmq.log import ring as ring_module
+from basaltmq.log.frame import COLUMNAR, encode_frame
+from basaltmq.log.lane import Lane, LaneOptions
+from basaltmq.log.recovery import repair, scan
+from basaltmq.log.ring import NAME, SLOT_BYTES
+
+SEED = 77
+WAIT_S = 30.0
+
+
+def open_lane(path: Path, *, ring_bytes: int = 16 * SLOT_BYTES, segment_bytes: int = 1 << 20) -> Lane:
+    options = LaneOptions(segment_bytes=segment_bytes, ring_bytes=ring_bytes, ring_after=1)
+    return Lane.open(path, clock_ms=lambda: 1_000_000, random_u32=lambda: SEED, options=options)
+
+
+def frame(number: int, body: bytes = b"") -> bytes:
+    return b"".join(encode_frame(SEED, COLUMNAR, 1, number, 1, 0, 0, 0, 0, body or b"record %d" % number))
+
+
+def gather(lane: Lane, number: int, body: bytes = b"") -> bytes:
+    whole = frame(number, body)
+    lane.append((whole[:72], whole[72:]), len(whole), gather=True)
+    return whole
+
+
+def ringed(path: Path, **options: int) -> Lane:
+    """A lane that has its ring, and one durable frame, number 0."""
+    lane = open_lane(path, **options)
+    lane.sync()
+    gather(lane, 0)
+    lane.secure()
+    finish_work(lane)
+    assert (path / NAME).exists()
+    return lane
+
+
+def finish_work(lane: Lane) -> None:
+    """Wait for what the lane does in the background."""
+    worker = lane._worker
+    if worker is not None:
+        worker.join(WAIT_S)
+        assert not worker.is_alive()
+
+
+def copied(lane: Lane, target: Path, keep_bytes: int | None = None) -> Path:
+    """What a crash would leave; with `keep_bytes` the power went, and the last segment has no more than these."""
+    shutil.copytree(lane.path, target)
+    if keep_bytes is not None:
+        os.truncate(target / lane.segments()[-1].path.name, keep_bytes)
+    return target
+
+
+def found(path: Path, tmp_path: Path) -> list[int]:
+    """The frames a repaired lane holds; appending to it works."""
+    lane = open_lane(path)
+    numbers = [each.header.base_offset for each in scan(lane, 0)]
+    repair(lane, 0, tmp_path / "quarantine")
+    lane.settle()
+    assert not (path / NAME).exists()
+    assert [each.header.base_offset for each in scan(lane, 0)] == numbers
+    gather(lane, 1000)
+    lane.close()
+    again = open_lane(path)
+    assert [each.header.base_offset for each in scan(again, 0)] == [*numbers, 1000]
+    again.close()
+    return numbers
+
+
+@pytest.mark.promise("P1")
+def test_secured_frames_survive_a_power_loss_before_their_segment_has_them(tmp_path: Path) -> None:
+    lane = ringed(tmp_path / "lane")
+    kept = lane.end
+    gather(lane, 1)
+    gather(lane, 2)
+    lane.secure()
+    assert lane.synced_position == lane.end
+    assert lane.segments()[-1].path.stat().st_size == kept
+    assert found(copied(lane, tmp_path / "killed"), tmp_path) == [0, 1, 2]
+    lane.tidy()
+    assert lane.segments()[-1].path.stat().st_size == lane.end
+    assert found(copied(lane, tmp_path / "lost", kept), tmp_path) == [0, 1, 2]
+    gather(lane, 3)
+    lane.secure()
+    lane.tidy()
+    assert found(copied(lane, tmp_path / "later", kept), tmp_path) == [0, 1, 2, 3]
+    lane.close()
+    assert not (tmp_path / "lane" / NAME).exists()
+
+
+@pytest.mark.promise("P1")
+def test_what_was_not_secured_is_not_promised_and_leaves_no_trace(tmp_path: Path) -> None:
+    lane = ringed(tmp_path / "lane")
+    gather(lane, 1)
+    lane.secure()
+    gather(lane, 2)
+    assert found(copied(lane, tmp_path / "killed"), tmp_path) == [0, 1]
+    lane.close()
+    assert found(tmp_path / "lane", tmp_path) == [0, 1, 2]
+
+
+def test_readers_see_what_is_secured_whether_or_not_it_was_tidied(tmp_path: Path) -> None:
+    lane = ringed(tmp_path)
+    begin = lane.end
+    whole = gather(lane, 1) + gather(lane, 2)
+    lane.secure()
+    more = gather(lane, 3)
+    assert lane.read(begin, len(whole)) == whole
+    assert lane.read(begin + len(whole), len(more)) == more
+    lane.tidy()
+    lane.secure()
+    lane.close()
+    assert [each.header.base_offset for each in scan(open_lane(tmp_path), 0)] == [0, 1, 2, 3]
+
+
+@pytest.mark.promise("P1")
+def test_frames_that_are_written_beside_secured_ones_are_synced_with_their_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = ringed(tmp_path)
+    whole = frame(1)
+    lane.append((whole,), len(whole))
+    gather(lane, 2)
+    synced: list[str] = []
+    real = os.fdatasync
+
+    def fdatasync(fd: int) -> None:
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        real(fd)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    lane.secure()
+    assert synced == [lane.segments()[-1].path.name]
+    gather(lane, 3)
+    lane.secure()
+    assert synced[1:] == [NAME]
+    monkeypatch.undo()
+    lane.close()
+
+
+@pytest.mark.promise("P7")
+def test_every_byte_of_a_ring_flipped_takes_no_more_than_its_own_frames(tmp_path: Path) -> None:
+    lane = ringed(tmp_path / "lane")
+    kept = lane.end
+    for number in (1, 2):
+        gather(lane, number)
+        lane.secure()
+    assert len(frame(1)) == len(frame(2)) < SLOT_BYTES
+    whole = 24 + len(frame(1))
+    left = copied(lane, tmp_path / "left", kept)
+    segment = left / lane.segments()[-1].path.name
+    lane.close()
+    pristine, before = (left / NAME).read_bytes(), segment.read_bytes()
+    used = [at for at in range(0, len(pristine), SLOT_BYTES) if any(pristine[at : at + SLOT_BYTES])]
+    assert len(used) == 2
+    for slot, number in zip(used, (1, 2), strict=True):
+        # What lies behind an entry belongs to nobody; padding of a frame has no checksum and no meaning.
+        for at in range(slot, slot + whole + 1):
+            flipped = bytearray(pristine)
+            flipped[at] ^= 1 << (at % 8)
+            (left / NAME).write_bytes(flipped)
+            segment.write_bytes(before)
+            opened = open_lane(left)
+            numbers = {each.header.base_offset for each in scan(opened, 0)}
+            assert numbers >= {0, 1, 2} - {number}, f"byte {at} took frames that are not its own"
+            opened.close()
+
+
+@pytest.mark.promise("P7")
+def test_every_length_of_a_ring_cut_short_is_opened(tmp_path: Path) -> None:
+    lane = ringed(tmp_path / "lane")
+    kept = lane.end
+    for number in (1, 2):
+        gather(lane, number)
+        lane.secure()
+    left = copied(lane, tmp_path / "left", kept)
+    segment = left / lane.segments()[-1].path.name
+    lane.close()
+    pristine, before = (left / NAME).read_bytes(), segment.read_bytes()
+    lengths = [*range(0, 3 * SLOT_BYTES, 97), SLOT_BYTES - 1, SLOT_BYTES, SLOT_BYTES + 1, 2 * SLOT_BYTES, len(pristine)]
+    seen = set()
+    for length in sorted(lengths):
+        (left / NAME).write_bytes(pristine[:length])
+        segment.write_bytes(before)
+        opened = open_lane(left)
+        seen.add(tuple(each.header.base_offset for each in scan(opened, 0)))
+        opened.close()
+    assert seen <= {(0,), (0, 1), (0, 1, 2)}
+    assert (0, 1, 2) in seen
+
+
+def test_a_ring_is_used_again_from_its_front_once_its_frames_are_in_their_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = ringed(tmp_path / "lane", ring_bytes=6 * SLOT_BYTES)
+    durable = [0]
+    real = os.fdatasync
+
+    def fdatasync(fd: int) -> None:
+        size = os.fstat(fd).st_size
+        is_ring = os.readlink(f"/proc/self/fd/{fd}").endswith(NAME)
+        real(fd)
+        if not is_ring:
+            durable.append(size)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    for number in range(1, 60):
+        gather(lane, number, bytes([number]) * (3000 * (number % 3) + 1))
+        lane.secure()
+        lane.tidy()
+        if number % 10 == 9:
+            # Whatever the drains have got done by then: what the segment may lose, the ring still has.
+            left = copied(lane, tmp_path / f"left-{number}", max(durable))
+            monkeypatch.undo()
+            assert found(left, tmp_path) == list(range(number + 1))
+            monkeypatch.setattr(os, "fdatasync", fdatasync)
+    finish_work(lane)
+    monkeypatch.undo()
+    lane.close()
+    assert found(tmp_path / "lane", tmp_path) == list(range(60))
+
+
+@pytest.mark.promise("P1")
+def test_a_ring_without_room_leaves_the_sync_to_the_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lane = ringed(tmp_path / "lane", ring_bytes=2 * SLOT_BYTES)
+    monkeypatch.setattr(Lane, "_drain", lambda self: None)
+    for number in range(1, 8):
+        gather(lane, number)
+        lane.secure()
+        lane.tidy()
+        finish_work(lane)
+        assert lane.synced_position == lane.end
+    gather(lane, 8, bytes(3 * SLOT_BYTES))
+    lane.secure()
+    assert lane.segments()[-1].path.stat().st_size == lane.synced_position == lane.end
+    lane.close()
+    assert found(tmp_path / "lane", tmp_path) == list(range(9))
+
+
+@pytest.mark.promise("P1")
+def test_secured_frames_of_a_segment_that_was_rolled_away_from_are_put_back_into_it(tmp_path: Path) -> None:
+    lane = ringed(tmp_path / "lane", segment_bytes=400)
+    kept = lane.end
+    gather(lane, 1)
+    lane.secure()
+    lane.tidy()
+    lane.roll()
+    whole = frame(2)
+    lane.append((whole,), len(whole))
+    first, last = lane.segments()
+    left = copied(lane, tmp_path / "left")
+    os.truncate(left / first.path.name, kept)
+    os.truncate(left / last.path.name, 0)
+    lane.close()
+    assert found(left, tmp_path) == [0, 1]
+
+
+def test_a_ring_that_cannot_be_made_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "no space")
+
+    lane = open_lane(tmp_path)
+    lane.sync()
+    monkeypatch.setattr(os, "write", full)
+    gather(lane, 0)
+    lane.secure()
+    finish_work(lane)
+    monkeypatch.undo()
+    gather(lane, 1)
+    lane.secure()
+    lane.close()
+    assert not (tmp_path / ring_module.DRAFT).exists()
+    assert [each.header.base_offset for each in scan(open_lane(tmp_path), 0)] == [0, 1]
+
+
+@pytest.mark.promise("P1", "P11")
+def test_a_failed_sync_of_the_ring_poisons_the_lane_and_promises_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = ringed(tmp_path)
+    before = lane.synced_position
+    gather(lane, 1)
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, "gone")
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with pytest.raises(StorageError, match=NAME):
+        lane.secure()
+    monkeypatch.undo()
+    assert lane.synced_position == before
+    with pytest.raises(StorePoisonedError):
+        gather(lane, 2)
+    lane.close()
+
+
+@pytest.mark.promise("P1", "P11")
+def test_secured_frames_that_their_segment_refuses_are_there_after_the_next_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = ringed(tmp_path)
+    gather(lane, 1)
+    lane.secure()
+
+    def full(fd: int, parts: object) -> int:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, "writev", full)
+    with pytest.raises(StorageError):
+        lane.tidy()
+    monkeypatch.undo()
+    with pytest.raises(StorePoisonedError):
+        gather(lane, 2)
+    lane.close()
+    assert [each.header.base_offset for each in scan(open_lane(tmp_path), 0)] == [0, 1]
+
+
+@pytest.mark.promise("P1", "P7")
+def test_writers_readers_and_syncs_at_once_lose_nothing(tmp_path: Path) -> None:
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    lane = ringed(tmp_path / "lane", ring_bytes=8 * SLOT_BYTES, segment_bytes=64 << 10)
+    lock = threading.Lock()
+    appended: dict[int, bytes] = {}
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def write(own: random.Random) -> None:
+        for _ in range(150):
+            with lock:
+                number = len(appended) + 1
+                whole = frame(number, own.randbytes(own.randrange(1, 3000)))
+                position = lane.append((whole,), len(whole), gather=own.random() < 0.8)
+                appended[position] = whole
+
+    def sync() -> None:
+        while not stop.is_set():
+            lane.secure()
+            lane.tidy()
+
+    def read(own: random.Random) -> None:
+        while not stop.is_set():
+            with lock:
+                position = own.choice([*appended] or [0])
+                whole = appended.get(position, b"")
+            assert lane.read(position, len(whole)) == whole
+
+    def guarded(action: object, *args: object) -> None:
+        try:
+            action(*args)  # type: ignore[operator]
+        except BaseException as error:
+            failures.append(error)
+
+    rng = random.Random(seed)
+    writers = [threading.Thread(target=guarded, args=(write, random.Random(rng.random()))) for _ in range(2)]
+    others = [
+        threading.Thread(target=guarded, args=(sync,)),
+        threading.Thread(target=guarded, args=(read, random.Random(rng.random()))),
+    ]
+    for thread in (*writers, *others):
+        thread.start()
+    for thread in writers:
+        thread.join(WAIT_S)
+    stop.set()
+    for thread in others:
+        thread.join(WAIT_S)
+    assert not failures
+    lane.secure()
+    assert found(copied(lane, tmp_path / "killed"), tmp_path) == list(range(301))
+    lane.close()
+    assert found(tmp_path / "lane", tmp_path) == list(range(301))
