@@ -344,6 +344,11 @@ class StreamQueues:
         for listener in self._listeners:
             listener(topic)
 
+    def grew(self, queue: BrokerQueue) -> None:
+        """More can be read in a stream that was written to through another door."""
+        if queue.stream is not None:
+            self._visible(queue)
+
     def retain(self) -> int:
         """A bounded piece of retention; may be called from any thread."""
         if self._plane is None:

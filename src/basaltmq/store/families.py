@@ -108,6 +108,7 @@ class Family(enum.IntEnum):
     STREAM_INDEX = ("stream_index", INDEX)
     IMPORTS = ("imports",)
     PRODUCERS = ("producers",)
+    TRANSACTIONS = ("transactions",)
 
     TOPOLOGY = ("topology",)
     API_KEYS = ("api_keys",)

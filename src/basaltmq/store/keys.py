@@ -881,3 +881,46 @@ def decode_producers_key(key: bytes) -> int:
     _exactly(key, 8)
     number: int = _U64.unpack(key)[0]
     return number
+
+
+_TRANSACTION: Final = b"T"
+_BUSY_TRANSACTION: Final = b"B"
+_PENDING_OFFSET: Final = b"P"
+
+
+def transaction_key(transactional_id: str) -> bytes:
+    """What is known of a transactional id."""
+    return _TRANSACTION + _whole(transactional_id)
+
+
+def decode_transaction_key(key: bytes) -> str:
+    if key[:1] != _TRANSACTION:
+        raise _malformed(key)
+    return _whole_text(key[1:])
+
+
+def busy_transaction_key(transactional_id: str) -> bytes:
+    """Stands while a transaction is open, or decided and not finished."""
+    return _BUSY_TRANSACTION + _whole(transactional_id)
+
+
+def decode_busy_transaction_key(key: bytes) -> str:
+    if key[:1] != _BUSY_TRANSACTION:
+        raise _malformed(key)
+    return _whole_text(key[1:])
+
+
+def pending_offset_key(transactional_id: str, group: str, topic_id: UUID, partition: int) -> bytes:
+    """An offset that its group commits if the transaction does."""
+    return pending_offset_prefix(transactional_id) + consumer_offset_key(group, topic_id, partition)
+
+
+def pending_offset_prefix(transactional_id: str) -> bytes:
+    return _PENDING_OFFSET + lp(transactional_id)
+
+
+def decode_pending_offset_key(key: bytes) -> tuple[str, str, UUID, int]:
+    if key[:1] != _PENDING_OFFSET:
+        raise _malformed(key)
+    transactional_id, at = _take_text(key, 1)
+    return (transactional_id, *decode_consumer_offset_key(key[at:]))

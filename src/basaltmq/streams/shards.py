@@ -416,6 +416,7 @@ class Shards:
         """
         meta = self.get(number)
         batch.delete(Family.SHARDS, keys.shard_key(number))
+        batch.delete(Family.PRODUCERS, keys.producers_key(number))
         if not meta.flags & SHADOW:
             batch.delete(Family.SHARDS, keys.shard_name_key(meta.topic_id, meta.partition))
         if derived:

@@ -93,7 +93,13 @@ def produced(topic: str, batch: bytes, acks: int = -1) -> dict[str, Any]:
 
 
 def fetched(
-    topic: str, offset: int, *, max_wait_ms: int = 0, min_bytes: int = 1, max_bytes: int = 1 << 20
+    topic: str,
+    offset: int,
+    *,
+    max_wait_ms: int = 0,
+    min_bytes: int = 1,
+    max_bytes: int = 1 << 20,
+    isolation_level: int = 0,
 ) -> dict[str, Any]:
     partition = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": max_bytes}
     return {
@@ -101,6 +107,7 @@ def fetched(
         "max_wait_ms": max_wait_ms,
         "min_bytes": min_bytes,
         "max_bytes": max_bytes,
+        "isolation_level": isolation_level,
         "topics": [{"topic": topic, "partitions": [partition]}],
     }
 

@@ -19,6 +19,7 @@ from basaltmq.protocols.kafka import apis_data as data
 from basaltmq.protocols.kafka import apis_groups as groups
 from basaltmq.protocols.kafka import apis_session as session
 from basaltmq.protocols.kafka import apis_topics as topics
+from basaltmq.protocols.kafka import apis_transactions as transactions
 from basaltmq.protocols.kafka.schema import EVER, Field, Fields, Struct
 
 PRODUCE: Final = 0
@@ -40,12 +41,19 @@ CREATE_TOPICS: Final = 19
 DELETE_TOPICS: Final = 20
 DELETE_RECORDS: Final = 21
 INIT_PRODUCER_ID: Final = 22
+ADD_PARTITIONS_TO_TXN: Final = 24
+ADD_OFFSETS_TO_TXN: Final = 25
+END_TXN: Final = 26
+TXN_OFFSET_COMMIT: Final = 28
 DESCRIBE_CONFIGS: Final = 32
 SASL_AUTHENTICATE: Final = 36
 CREATE_PARTITIONS: Final = 37
 DELETE_GROUPS: Final = 42
 INCREMENTAL_ALTER_CONFIGS: Final = 44
 OFFSET_DELETE: Final = 47
+DESCRIBE_PRODUCERS: Final = 61
+DESCRIBE_TRANSACTIONS: Final = 65
+LIST_TRANSACTIONS: Final = 66
 
 _HEAD: Final = Layout(">hhi")
 _CORRELATION: Final = Layout(">i")
@@ -146,6 +154,10 @@ APIS: Final[dict[int, Api]] = {
             topics.INCREMENTAL_ALTER_CONFIGS_RESPONSE,
         ),
         Api(OFFSET_DELETE, "OffsetDelete", 0, 0, EVER, groups.OFFSET_DELETE_REQUEST, groups.OFFSET_DELETE_RESPONSE),
+        *(
+            Api(key, name, 0, version_max, version_max, request, response)
+            for key, name, version_max, request, response in transactions.APIS
+        ),
     )
 }
 

@@ -7,20 +7,22 @@ groups then form again, and producers are known from what the log and the store 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, NamedTuple, Protocol
 from uuid import UUID
 
 from basaltmq.broker.guard import Guard
 from basaltmq.broker.node import Node
 from basaltmq.broker.vhost import VHost
-from basaltmq.errors import InvalidConfigError, TopicNotFoundError
+from basaltmq.errors import InvalidConfigError, ShardNotFoundError, TopicNotFoundError
 from basaltmq.protocols.kafka.api import Request
 from basaltmq.protocols.kafka.arrivals import Arrivals
 from basaltmq.protocols.kafka.fetch_session import FetchSession
 from basaltmq.protocols.kafka.groups import Groups
 from basaltmq.protocols.kafka.producers import Producers
 from basaltmq.protocols.kafka.schema import Fields
+from basaltmq.protocols.kafka.transactions import Transactions
 from basaltmq.streams.durability import Durability
 from basaltmq.streams.plane import StreamPlane
 from basaltmq.streams.segment_engine import SegmentEngine
@@ -29,9 +31,11 @@ from basaltmq.streams.topics import Topic
 NODE_ID: Final = 1
 """There is one broker, and this is its number."""
 
+UNKNOWN_BYTES: Final = 1 << 30
+"""Said where it is not known how much more can be read: whoever waits looks."""
 
 NAMES_MAX: Final = 10_000
-"""Names of topics remembered by their ids."""
+"""Names of topics remembered by their ids, or their shards."""
 
 
 class Settings(NamedTuple):
@@ -82,24 +86,36 @@ Answer = Fields | Later | Coroutine[Any, Any, Fields] | None
 Handler = Callable[["Desk", Client, Request], Answer]
 
 
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 class Desk:
     """One virtual host, for Kafka's requests."""
 
-    def __init__(self, node: Node, vhost: VHost, settings: Settings) -> None:
+    def __init__(self, node: Node, vhost: VHost, settings: Settings, clock_ms: Callable[[], int] = _now_ms) -> None:
+        self.now_ms = clock_ms
         self.node = node
         self.vhost = vhost
         self.settings = settings
         self.plane: StreamPlane = vhost.streams.plane
         self.arrivals = Arrivals()
+        self._shard_names: dict[int, str] = {}
         self.groups = Groups()
         self.producers = Producers(vhost.store)
         self._fetch_sessions = itertools.count(1)
         self._names: dict[UUID, str] = {}
+        self.transactions = Transactions(
+            self.plane, lambda: self.producers.next_id()[0], clock_ms, decided=self._decided, failed=self._failed
+        )
+        with self.guard():
+            self.transactions.recover()
         self._stop_listening = vhost.streams.on_visible(self._came)
 
     def close(self) -> None:
         self._stop_listening()
         self.groups.close()
+        self.transactions.close()
         if self.vhost.is_up:
             with self.guard():
                 self.producers.close()
@@ -145,9 +161,38 @@ class Desk:
         queue = self.vhost.queues.by_name.get(topic)
         return queue is not None and queue.is_stream
 
+    def came(self, shard: int, size_bytes: int) -> None:
+        """So much more can be read in a shard, by consumers of any protocol."""
+        self.arrivals.came(shard, size_bytes)
+        name = self._shard_names.get(shard)
+        if name is None:
+            name = self._named(shard)
+        queue = self.vhost.queues.by_name.get(name)
+        if queue is not None and queue.is_stream:
+            self.vhost.streams.grew(queue)
+
+    def _named(self, shard: int) -> str:
+        """The topic of a shard, empty if it is gone; a shard has the same one all its life."""
+        try:
+            topic = self.plane.topics.by_id(self.plane.shards.get(shard).topic_id)
+        except ShardNotFoundError:
+            topic = None
+        if topic is None:
+            return ""
+        if len(self._shard_names) >= NAMES_MAX:
+            self._shard_names.clear()
+        self._shard_names[shard] = topic.name
+        return topic.name
+
+    def _failed(self, error: BaseException) -> None:
+        self.vhost.fail(error)
+
+    def _decided(self, shards: Iterable[int]) -> None:
+        for shard in shards:
+            self.came(shard, UNKNOWN_BYTES)
+
     def _came(self, topic: str) -> None:
         found = self.plane.topics.find(topic)
         if found is not None:
             for shard in found.shards:
-                # How much is not known; whoever waits looks for themselves.
-                self.arrivals.came(shard, 1 << 30)
+                self.arrivals.came(shard, UNKNOWN_BYTES)

@@ -4,6 +4,9 @@ A fetch that finds less than `min_bytes` waits, registered with the shards it as
 time is over. One that meets an error answers at once. What is wanted comes from the request and its session
 (`fetch_session`), topics by name or, since version 13, by id.
 
+Consumers that read what is committed get everything up to the last stable offset, where the first transaction begins
+that is not decided, and a list of the aborted ones among it.
+
 Consumers go on behind the last batch they were given. Where nothing is left of what was written (deleted, expired) they
 get an empty batch that takes up those offsets, or they would ask for them for ever.
 """
@@ -22,12 +25,14 @@ from basaltmq.protocols.kafka.arrivals import Wait
 from basaltmq.protocols.kafka.desk import Answer, Client, Desk
 from basaltmq.protocols.kafka.fetch_session import Plan, plan
 from basaltmq.protocols.kafka.schema import Fields
+from basaltmq.streams.segment_engine import SegmentEngine
 
 ANSWER_BYTES_MAX: Final = 55 << 20
 """Of one answer, whatever is asked for: Kafka's default."""
 
 WAIT_MS_MAX: Final = 60_000
 IDS_SINCE: Final = 13
+READ_COMMITTED: Final = 1
 _DELTA_MAX: Final = (1 << 31) - 1
 
 
@@ -95,6 +100,7 @@ def _look(desk: Desk, client: Client, body: Fields) -> _Found:
     found = _Found()
     left = min(body["max_bytes"], ANSWER_BYTES_MAX)
     topics = []
+    is_committed = body["isolation_level"] == READ_COMMITTED
     for topic in body["topics"]:
         partitions = []
         name = desk.topic_name(topic["topic_id"]) if body["has_ids"] else topic["topic"]
@@ -102,7 +108,7 @@ def _look(desk: Desk, client: Client, body: Fields) -> _Found:
             if name is None:
                 answer: Fields = {"partition": each["partition"], "error_code": e.UNKNOWN_TOPIC_ID}
             else:
-                answer = _partition(desk, client, name, each, left - found.size_bytes, found)
+                answer = _partition(desk, client, name, each, left - found.size_bytes, found, is_committed)
             found.has_error = found.has_error or "error_code" in answer
             partitions.append(answer)
         topics.append({"topic": topic["topic"], "topic_id": topic["topic_id"], "partitions": partitions})
@@ -110,7 +116,9 @@ def _look(desk: Desk, client: Client, body: Fields) -> _Found:
     return found
 
 
-def _partition(desk: Desk, client: Client, name: str, asked: Fields, left: int, found: _Found) -> Fields:
+def _partition(
+    desk: Desk, client: Client, name: str, asked: Fields, left: int, found: _Found, is_committed: bool
+) -> Fields:
     partition, offset = asked["partition"], asked["fetch_offset"]
     answer: Fields = {"partition": partition, "records": b""}
     try:
@@ -118,9 +126,8 @@ def _partition(desk: Desk, client: Client, name: str, asked: Fields, left: int, 
         engine, shard = desk.engine(desk.topic(name), partition)
         found.shards.append(shard)
         if left <= 0:
-            info = engine.shard_info(shard)
-            return answer | _marks(info.start_offset, info.high_watermark)
-        read = engine.read_kafka(shard, offset, min(left, asked["partition_max_bytes"]))
+            return answer | _marks(engine, shard)
+        read = engine.read_kafka(shard, offset, min(left, asked["partition_max_bytes"]), is_decided=is_committed)
         if offset > read.high_watermark and offset > engine.shard_info(shard).next_offset:
             raise OffsetOutOfRangeError(shard, offset, read.start_offset, read.high_watermark)
         batches = read.batches
@@ -131,9 +138,12 @@ def _partition(desk: Desk, client: Client, name: str, asked: Fields, left: int, 
             # Not the first: what is too large waits for its turn.
             size_bytes, batches = 0, []
         found.size_bytes += size_bytes
-        return answer | _marks(read.start_offset, read.high_watermark) | {"records": batches}
+        answer |= _marks(engine, shard) | {"records": batches}
+        if is_committed:
+            answer["aborted_transactions"] = aborted_in(engine, shard, batches)
+        return answer
     except OffsetOutOfRangeError as error:
-        marks = _marks(error.earliest, error.latest)
+        marks = {"high_watermark": error.latest, "last_stable_offset": error.latest, "log_start_offset": error.earliest}
         return answer | marks | {"error_code": e.OFFSET_OUT_OF_RANGE}
     except DamagedFrameError:
         return answer | {"error_code": e.CORRUPT_MESSAGE}
@@ -147,5 +157,34 @@ def _last_offset(batch: bytes) -> int:
     return header.base_offset + header.last_offset_delta
 
 
-def _marks(start: int, high_watermark: int) -> Fields:
-    return {"high_watermark": high_watermark, "last_stable_offset": high_watermark, "log_start_offset": start}
+def _marks(engine: SegmentEngine, shard: int) -> Fields:
+    state = engine.state_of(shard)
+    with state.lock:
+        return {
+            "high_watermark": state.high_watermark,
+            "last_stable_offset": state.stable_offset,
+            "log_start_offset": state.start_offset,
+        }
+
+
+def aborted_in(engine: SegmentEngine, shard: int, batches: list[bytes]) -> list[Fields]:
+    """The aborted transactions that batches are of, each from its first batch here on.
+
+    Consumers leave out the batches of a producer from there on until they meet its marker. So only those are told of
+    that have a batch here: where the rest of one is gone, its marker may be too.
+    """
+    outcomes = engine.index.outcomes
+    if not outcomes.is_used:
+        return []
+    found = []
+    known: dict[int, int] = {}
+    for batch in batches:
+        header = read_header(batch)
+        if not header.is_transactional or header.is_control or header.base_offset < known.get(header.producer_id, 0):
+            continue
+        marker = outcomes.marker(shard, header.producer_id, header.base_offset)
+        if marker is not None:
+            known[header.producer_id], is_commit = marker
+            if not is_commit:
+                found.append({"producer_id": header.producer_id, "first_offset": header.base_offset})
+    return found

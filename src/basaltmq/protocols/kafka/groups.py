@@ -51,7 +51,7 @@ class Groups:
         self.by_name.clear()
 
 
-def _refusal(client: Client, group: str) -> int:
+def refusal(client: Client, group: str) -> int:
     if not group or len(group.encode()) > NAME_BYTES_MAX:
         return e.INVALID_GROUP_ID
     return e.NONE if client.may(READ, group) else e.GROUP_AUTHORIZATION_FAILED
@@ -59,7 +59,7 @@ def _refusal(client: Client, group: str) -> int:
 
 async def join_group(desk: Desk, client: Client, request: Request) -> Fields:
     body = request.body
-    refused = _refusal(client, body["group_id"])
+    refused = refusal(client, body["group_id"])
     if refused:
         return {"error_code": refused, "member_id": body["member_id"]}
     if body["member_id"] and desk.groups.get(body["group_id"]) is None:
@@ -72,7 +72,7 @@ async def join_group(desk: Desk, client: Client, request: Request) -> Fields:
 
 
 async def sync_group(desk: Desk, client: Client, request: Request) -> Fields:
-    refused = _refusal(client, request.body["group_id"])
+    refused = refusal(client, request.body["group_id"])
     group = desk.groups.get(request.body["group_id"])
     if refused or group is None:
         return {"error_code": refused or e.UNKNOWN_MEMBER_ID}
@@ -81,7 +81,7 @@ async def sync_group(desk: Desk, client: Client, request: Request) -> Fields:
 
 def heartbeat(desk: Desk, client: Client, request: Request) -> Answer:
     body = request.body
-    refused = _refusal(client, body["group_id"])
+    refused = refusal(client, body["group_id"])
     group = desk.groups.get(body["group_id"])
     if refused or group is None:
         return {"error_code": refused or e.UNKNOWN_MEMBER_ID}
@@ -90,7 +90,7 @@ def heartbeat(desk: Desk, client: Client, request: Request) -> Answer:
 
 def leave_group(desk: Desk, client: Client, request: Request) -> Answer:
     body = request.body
-    refused = _refusal(client, body["group_id"])
+    refused = refusal(client, body["group_id"])
     if refused:
         return {"error_code": refused}
     group = desk.groups.get(body["group_id"])
@@ -113,7 +113,7 @@ def leave_group(desk: Desk, client: Client, request: Request) -> Answer:
 
 async def offset_commit(desk: Desk, client: Client, request: Request) -> Fields:
     body = request.body
-    code = _refusal(client, body["group_id"])
+    code = refusal(client, body["group_id"])
     if not code:
         group = desk.groups.get(body["group_id"])
         if group is not None:
@@ -126,7 +126,7 @@ async def offset_commit(desk: Desk, client: Client, request: Request) -> Fields:
         found = desk.plane.topics.find(topic["name"]) if client.may(READ, topic["name"]) else None
         partitions = []
         for each in topic["partitions"]:
-            wrong = code or _wrong_commit(each, 0 if found is None else found.config.partitions)
+            wrong = code or wrong_commit(each, 0 if found is None else found.config.partitions)
             if found is not None and not wrong:
                 commits[found.id, each["partition_index"]] = Commit(
                     each["committed_offset"],
@@ -146,7 +146,7 @@ async def offset_commit(desk: Desk, client: Client, request: Request) -> Fields:
     return answer
 
 
-def _wrong_commit(asked: Fields, partitions: int) -> int:
+def wrong_commit(asked: Fields, partitions: int) -> int:
     if not 0 <= asked["partition_index"] < partitions:
         return e.UNKNOWN_TOPIC_OR_PARTITION
     if asked["committed_offset"] < 0:
@@ -168,22 +168,24 @@ async def _commit(desk: Desk, group: str, commits: dict[TopicPartition, int | Co
 def offset_fetch(desk: Desk, client: Client, request: Request) -> Answer:
     body = request.body
     if request.version < 8:
-        topics, code = _committed(desk, client, body["group_id"], body["topics"])
+        topics, code = _committed(desk, client, body["group_id"], body["topics"], body["require_stable"])
         return {"topics": topics, "error_code": code}
     groups = []
     for each in body["groups"]:
-        topics, code = _committed(desk, client, each["group_id"], each["topics"])
+        topics, code = _committed(desk, client, each["group_id"], each["topics"], body["require_stable"])
         groups.append({"group_id": each["group_id"], "topics": topics, "error_code": code})
     return {"groups": groups}
 
 
-def _committed(desk: Desk, client: Client, group: str, wanted: list[Fields] | None) -> tuple[list[Fields], int]:
-    refused = _refusal(client, group)
+def _committed(
+    desk: Desk, client: Client, group: str, wanted: list[Fields] | None, is_stable: bool
+) -> tuple[list[Fields], int]:
+    refused = refusal(client, group)
     if refused:
         return [], refused
     with desk.guard():
         if wanted is None:
-            return _all_committed(desk, client, group), e.NONE
+            return _all_committed(desk, client, group, is_stable), e.NONE
         found: list[Fields] = []
         for asked in wanted:
             topic = desk.plane.topics.find(asked["name"]) if client.may(READ, asked["name"]) else None
@@ -193,19 +195,28 @@ def _committed(desk: Desk, client: Client, group: str, wanted: list[Fields] | No
                 known = desk.plane.offsets.committed(group, places)
             partitions = [
                 _shown(each, None if topic is None else known.get((topic.id, each)))
+                if topic is None or not is_stable or not desk.transactions.is_pending(group, topic.id, each)
+                else _unstable(each)
                 for each in asked["partition_indexes"]
             ]
             found.append({"name": asked["name"], "partitions": partitions})
         return found, e.NONE
 
 
-def _all_committed(desk: Desk, client: Client, group: str) -> list[Fields]:
+def _all_committed(desk: Desk, client: Client, group: str, is_stable: bool) -> list[Fields]:
     by_topic: dict[str, list[Fields]] = {}
     for (topic_id, partition), commit in desk.plane.offsets.of_group(group).items():
         topic = desk.plane.topics.by_id(topic_id)
         if topic is not None and client.may(READ, topic.name):
-            by_topic.setdefault(topic.name, []).append(_shown(partition, commit))
+            is_held = is_stable and desk.transactions.is_pending(group, topic_id, partition)
+            shown = _unstable(partition) if is_held else _shown(partition, commit)
+            by_topic.setdefault(topic.name, []).append(shown)
     return [{"name": name, "partitions": partitions} for name, partitions in by_topic.items()]
+
+
+def _unstable(partition: int) -> Fields:
+    """A transaction may commit another offset any moment; the client asks again."""
+    return {"partition_index": partition, "error_code": e.UNSTABLE_OFFSET_COMMIT}
 
 
 def _shown(partition: int, commit: Commit | None) -> Fields:
@@ -224,7 +235,7 @@ def describe_groups(desk: Desk, client: Client, request: Request) -> Answer:
 
 
 def _described(desk: Desk, client: Client, name: str) -> Fields:
-    refused = _refusal(client, name)
+    refused = refusal(client, name)
     if refused:
         return {"group_id": name, "error_code": refused}
     group = desk.groups.get(name)
@@ -275,7 +286,7 @@ def list_groups(desk: Desk, client: Client, request: Request) -> Answer:
 async def delete_groups(desk: Desk, client: Client, request: Request) -> Fields:
     results = []
     for name in request.body["groups_names"]:
-        code = _refusal(client, name)
+        code = refusal(client, name)
         group = desk.groups.get(name)
         if not code and group is not None and group.members:
             code = e.NON_EMPTY_GROUP
@@ -289,7 +300,7 @@ async def delete_groups(desk: Desk, client: Client, request: Request) -> Fields:
 
 async def offset_delete(desk: Desk, client: Client, request: Request) -> Fields:
     body = request.body
-    code = _refusal(client, body["group_id"])
+    code = refusal(client, body["group_id"])
     if code:
         return {"error_code": code}
     group = desk.groups.get(body["group_id"])

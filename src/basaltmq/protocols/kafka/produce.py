@@ -30,7 +30,6 @@ ALL: Final = -1
 HELD_MS_MAX: Final = 10_000
 """How long a producer waits for an alarm to end before it is told to try again."""
 
-HELD_LOOK_S: Final = 0.05
 ZSTD_SINCE: Final = 7
 _MAGIC_AT: Final = 16
 
@@ -45,13 +44,20 @@ def produce(desk: Desk, client: Client, request: Request) -> Answer:
 
 
 async def _held(desk: Desk, client: Client, request: Request) -> Any:
-    loop = asyncio.get_running_loop()
-    until = loop.time() + min(max(0, request.body["timeout_ms"]), HELD_MS_MAX) / 1000
-    while desk.node.alarms.reason(desk.vhost.name) is not None:
-        if loop.time() >= until:
-            reason = desk.node.alarms.reason(desk.vhost.name)
-            return None if request.body["acks"] == 0 else _all_refused(request, e.REQUEST_TIMED_OUT, reason)
-        await asyncio.sleep(HELD_LOOK_S)
+    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def told(reason: str | None) -> None:
+        if reason is None and not over.done():
+            over.set_result(None)
+
+    stop = desk.node.alarms.listen(told, desk.vhost.name)
+    try:
+        await asyncio.wait_for(over, min(max(0, request.body["timeout_ms"]), HELD_MS_MAX) / 1000)
+    except TimeoutError:
+        reason = desk.node.alarms.reason(desk.vhost.name)
+        return None if request.body["acks"] == 0 else _all_refused(request, e.REQUEST_TIMED_OUT, reason)
+    finally:
+        stop()
     answer = _appended(desk, client, request)
     return await answer.answer if isinstance(answer, Later) else answer
 
@@ -84,7 +90,7 @@ def _appended(desk: Desk, client: Client, request: Request) -> Fields | Later | 
             answer: Fields = {"index": each["index"]}
             partitions.append(answer)
             try:
-                _append(desk, client, topic["name"], each, request.version, level, answer, waiting)
+                _append(desk, client, topic["name"], each, request, level, answer, waiting)
             except Refused as refused:
                 answer |= {"error_code": refused.code, "error_message": str(refused)}
             except CorruptionError as error:
@@ -109,7 +115,7 @@ def _append(
     client: Client,
     name: str,
     asked: Fields,
-    version: int,
+    request: Request,
     level: Durability | None,
     answer: Fields,
     waiting: list[Pending],
@@ -118,8 +124,12 @@ def _append(
     client.check(WRITE, name)
     topic = desk.topic(name)
     engine, shard = desk.engine(topic, asked["index"])
-    header = _checked(raw, version, topic.config.record_bytes_max)
+    header = _checked(raw, request.version, topic.config.record_bytes_max)
     if level is not None and topic.config.level is Durability.MEMORY:
+        level = None
+    if header.attributes & TRANSACTIONAL:
+        desk.transactions.check_produce(request.body["transactional_id"], header, shard)
+        # Whatever is asked for: a transaction that commits must have its records.
         level = None
     if header.producer_id >= 0:
         before = desk.producers.check(engine, shard, header)
@@ -155,8 +165,8 @@ def _checked(raw: bytes | None, version: int, size_bytes_max: int) -> KafkaHeade
         raise Refused(e.MESSAGE_TOO_LARGE, f"a batch of {len(raw)} bytes; max.message.bytes is {size_bytes_max}")
     if header.attributes & CONTROL:
         raise Refused(e.INVALID_RECORD, "clients do not write control batches")
-    if header.attributes & TRANSACTIONAL:
-        raise Refused(e.INVALID_RECORD, "transactions are not served here")
+    if header.attributes & TRANSACTIONAL and header.producer_id < 0:
+        raise Refused(e.INVALID_RECORD, "a batch of a transaction has a producer")
     if header.codec not in codecs.NAMES or (header.codec == codecs.ZSTD and version < ZSTD_SINCE):
         raise Refused(e.UNSUPPORTED_COMPRESSION_TYPE, f"compression {header.codec} in a request of version {version}")
     return header
@@ -176,4 +186,4 @@ async def _confirmed(desk: Desk, body: Fields, waiting: list[Pending], futures: 
 
 def _came(desk: Desk, waiting: list[Pending]) -> None:
     for _, _, append, size_bytes in waiting:
-        desk.arrivals.came(append.shard, size_bytes)
+        desk.came(append.shard, size_bytes)

@@ -10,8 +10,8 @@ the batches, and through a row per shard that says where in the log to begin rea
     shard  ->  | version u8 | next offset u64 | count u32 | producer* |
                | producer id i64 | epoch i16 | batches u8 | (first sequence i32 | last sequence i32 | offset i64)* |
 
-The row is written before a shard's first idempotent batch in a process, then every ROW_EVERY of them. Ids are given
-out in blocks, durable before use: none is given out twice.
+The row is written before a shard's first idempotent batch in a process, then every ROW_EVERY of them, and goes with its
+shard. Ids are given out in blocks, durable before use: none is given out twice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections import OrderedDict, deque
 from struct import Struct as Layout
 from typing import Final
 
-from basaltmq.errors import CorruptionError
+from basaltmq.errors import CorruptionError, ShardNotFoundError
 from basaltmq.log.kafka import KafkaHeader, read_header
 from basaltmq.protocols.kafka import errors as e
 from basaltmq.protocols.kafka.errors import Refused
@@ -35,6 +35,9 @@ BATCHES_KEPT: Final = 5
 
 PRODUCERS_MAX: Final = 5_000
 """By shard; the one that was silent longest is forgotten."""
+
+LOADED_MAX: Final = 100_000
+"""In all shards that are loaded, some 100 MB with five batches each; the shard that was silent longest is let go of."""
 
 ROW_EVERY: Final = 500
 """Batches of a shard between two rows: as many are read again after a crash."""
@@ -79,6 +82,19 @@ class Producer:
 Known = OrderedDict[int, Producer]
 
 
+class _Shard:
+    """What is known of one shard's producers."""
+
+    __slots__ = ("end", "engine", "known", "since_row")
+
+    def __init__(self, engine: SegmentEngine, known: Known, end: int) -> None:
+        self.engine = engine
+        self.known = known
+        self.end = end
+        """Where the next batch of a producer can begin."""
+        self.since_row = 0
+
+
 class Producers:
     """The producers of one virtual host."""
 
@@ -86,9 +102,8 @@ class Producers:
         self._store = store
         raw = store.get(Family.PRODUCERS, keys.producers_key(NO_SHARD))
         self._next_id = self._block_end = self._first_id = _NEXT.unpack(raw)[0] if raw else 0
-        self._shards: dict[int, Known] = {}
-        self._since_row: dict[int, int] = {}
-        self._ends: dict[int, int] = {}
+        self._shards: OrderedDict[int, _Shard] = OrderedDict()
+        self._loaded = 0
 
     def next_id(self) -> tuple[int, bool]:
         """An id nobody had; and whether it may be used only when what was written is durable."""
@@ -103,69 +118,100 @@ class Producers:
 
     def check(self, engine: SegmentEngine, shard: int, header: KafkaHeader) -> int | None:
         """The offset of a batch that is there already; None for one to be appended; Refused for any other."""
-        known = self._shards.get(shard)
-        if known is None:
-            known = self._opened(engine, shard, header)
+        loaded = self._shards.get(shard)
+        if loaded is None:
+            loaded = self._opened(engine, shard, header)
         if header.base_sequence < 0 or header.producer_epoch < 0:
             raise Refused(e.INVALID_RECORD, "a batch of an idempotent producer has a sequence and an epoch")
-        producer = known.get(header.producer_id)
+        producer = loaded.known.get(header.producer_id)
         if producer is None:
             return None
         return _place_of(producer, header)
 
     def appended(self, shard: int, header: KafkaHeader, base_offset: int) -> None:
         """A batch that was checked has its offset."""
-        known = self._shards[shard]
+        loaded = self._shards[shard]
+        known = loaded.known
         producer = known.get(header.producer_id)
         if producer is None:
             producer = known[header.producer_id] = Producer(header.producer_epoch)
+            self._loaded += 1
             if len(known) > PRODUCERS_MAX:
                 known.popitem(last=False)
+                self._loaded -= 1
+            self._make_room(shard)
         else:
             known.move_to_end(header.producer_id)
         producer.took(header, base_offset)
-        self._ends[shard] = base_offset + header.last_offset_delta + 1
-        self._since_row[shard] += 1
-        if self._since_row[shard] >= ROW_EVERY:
-            self._write_row(shard)
+        loaded.end = base_offset + header.last_offset_delta + 1
+        loaded.since_row += 1
+        if loaded.since_row >= ROW_EVERY:
+            self._write_row(shard, loaded)
+
+    def known(self, engine: SegmentEngine, shard: int) -> Known:
+        """Who appended to a shard lately."""
+        loaded = self._shards.get(shard)
+        if loaded is not None:
+            return loaded.known
+        raw = self._store.get(Family.PRODUCERS, keys.producers_key(shard))
+        return Known() if raw is None else self._recovered(engine, shard, raw)
 
     def close(self) -> None:
         """Write the rows of shards that have gone on."""
-        for shard, since in self._since_row.items():
-            if since:
-                self._write_row(shard)
+        for shard, loaded in self._shards.items():
+            if loaded.since_row:
+                self._write_row(shard, loaded)
 
-    def _write_row(self, shard: int) -> None:
-        self._since_row[shard] = 0
+    def _write_row(self, shard: int, loaded: _Shard) -> None:
+        loaded.since_row = 0
         batch = Batch()
-        batch.put(Family.PRODUCERS, keys.producers_key(shard), encode_row(self._ends[shard], self._shards[shard]))
-        self._store.write(batch)
+        batch.put(Family.PRODUCERS, keys.producers_key(shard), encode_row(loaded.end, loaded.known))
+        try:
+            state = loaded.engine.state_of(shard)
+            with state.lock:
+                # The row goes with its shard; under the lock it cannot come after that.
+                state.require()
+                self._store.write(batch)
+        except ShardNotFoundError:
+            return
 
-    def _opened(self, engine: SegmentEngine, shard: int, header: KafkaHeader) -> Known:
+    def _make_room(self, shard: int) -> None:
+        """Let go of shards that nobody wrote to for longest; the row and the log know what was known."""
+        self._shards.move_to_end(shard)
+        while self._loaded > LOADED_MAX and len(self._shards) > 1:
+            number, oldest = next(iter(self._shards.items()))
+            if oldest.since_row:
+                self._write_row(number, oldest)
+            del self._shards[number]
+            self._loaded -= len(oldest.known)
+
+    def _opened(self, engine: SegmentEngine, shard: int, header: KafkaHeader) -> _Shard:
         """What is known when a shard meets its first idempotent batch in this process."""
         raw = self._store.get(Family.PRODUCERS, keys.producers_key(shard))
         known = Known()
         if raw is not None or header.producer_id < self._first_id:
             known = self._recovered(engine, shard, raw)
-        self._shards[shard] = known
-        self._ends[shard] = engine.shard_info(shard).high_watermark
+        loaded = _Shard(engine, known, engine.state_of(shard).high_watermark)
         # Before the batch, so that where there is one there is a row.
-        self._write_row(shard)
-        return known
+        self._write_row(shard, loaded)
+        self._shards[shard] = loaded
+        self._loaded += len(known)
+        self._make_room(shard)
+        return loaded
 
     def _recovered(self, engine: SegmentEngine, shard: int, raw: bytes | None) -> Known:
         """What earlier processes appended: from the row, and from the headers of the batches behind it."""
-        info = engine.shard_info(shard)
+        state = engine.state_of(shard)
         at, known = (0, Known()) if raw is None else decode_row(raw)
-        if raw is None or at > info.next_offset:
+        if raw is None or at > state.next_offset:
             # A power loss may have taken back what the row counts on.
-            at, known = info.next_offset - UNKNOWN_REREAD, Known()
-        at = max(at, info.start_offset)
-        while at < info.high_watermark:
+            at, known = state.next_offset - UNKNOWN_REREAD, Known()
+        at = max(at, state.start_offset)
+        while at < state.high_watermark:
             read = engine.read_kafka(shard, at, READ_BYTES)
             for batch in read.batches:
                 header = read_header(batch)
-                if header.base_offset >= at and header.producer_id >= 0:
+                if header.base_offset >= at and header.producer_id >= 0 and not header.is_control:
                     producer = known.setdefault(header.producer_id, Producer(header.producer_epoch))
                     producer.took(header, header.base_offset)
             if read.next_offset <= at:

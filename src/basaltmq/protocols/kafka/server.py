@@ -6,11 +6,13 @@ import asyncio
 import logging
 import socket
 import ssl
+from contextlib import suppress
 from typing import Final
 
 from basaltmq.broker.node import Node
+from basaltmq.errors import VHostDownError
 from basaltmq.protocols.kafka import api as k
-from basaltmq.protocols.kafka import configs, fetch, groups, produce, session, topics
+from basaltmq.protocols.kafka import configs, fetch, groups, produce, session, topics, transactions_requests
 from basaltmq.protocols.kafka.connection import Connection
 from basaltmq.protocols.kafka.desk import Desk, Handler, Settings
 
@@ -44,6 +46,13 @@ def handlers() -> dict[int, Handler]:
         k.LIST_GROUPS: groups.list_groups,
         k.DELETE_GROUPS: groups.delete_groups,
         k.OFFSET_DELETE: groups.offset_delete,
+        k.ADD_PARTITIONS_TO_TXN: transactions_requests.add_partitions,
+        k.ADD_OFFSETS_TO_TXN: transactions_requests.add_offsets,
+        k.TXN_OFFSET_COMMIT: transactions_requests.commit_offsets,
+        k.END_TXN: transactions_requests.end,
+        k.DESCRIBE_PRODUCERS: transactions_requests.describe_producers,
+        k.DESCRIBE_TRANSACTIONS: transactions_requests.describe,
+        k.LIST_TRANSACTIONS: transactions_requests.listed,
     }
 
 
@@ -69,6 +78,9 @@ class Server:
 
     async def listen_on(self, sock: socket.socket, *, tls: ssl.SSLContext | None = None) -> None:
         loop = asyncio.get_running_loop()
+        with suppress(VHostDownError):
+            # What transactions left behind is finished whether or not a client comes.
+            self.desk()
         self._listeners.append(await loop.create_server(lambda: Connection(self), sock=sock, ssl=tls, backlog=BACKLOG))
 
     def joined(self, connection: Connection) -> bool:

@@ -14,10 +14,12 @@ from basaltmq.protocols.kafka import errors as e
 from basaltmq.protocols.kafka.api import APIS, Request
 from basaltmq.protocols.kafka.desk import NODE_ID, Answer, Client, Desk
 from basaltmq.protocols.kafka.schema import Fields
+from basaltmq.protocols.kafka.transactions_requests import initialize
 
 PLAIN: Final = "PLAIN"
 MECHANISMS: Final = (PLAIN,)
 GROUP: Final = 0
+TRANSACTION: Final = 1
 
 
 def api_versions(code: int = e.NONE) -> Fields:
@@ -53,9 +55,9 @@ def find_coordinator(desk: Desk, client: Client, request: Request) -> Answer:
         "host": "",
         "port": -1,
         "error_code": e.INVALID_REQUEST,
-        "error_message": "groups have a coordinator here; transactions are not served",
+        "error_message": "groups and transactions have a coordinator here",
     }
-    found = here if request.body["key_type"] == GROUP else nowhere
+    found = here if request.body["key_type"] in {GROUP, TRANSACTION} else nowhere
     if request.version < 4:
         return found
     return {"coordinators": [{"key": key, **found} for key in request.body["coordinator_keys"]]}
@@ -63,7 +65,7 @@ def find_coordinator(desk: Desk, client: Client, request: Request) -> Answer:
 
 async def init_producer_id(desk: Desk, client: Client, request: Request) -> Fields:
     if request.body["transactional_id"] is not None:
-        return {"error_code": e.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
+        return await initialize(desk, client, request)
     known, epoch = request.body["producer_id"], request.body["producer_epoch"]
     if known >= 0 and 0 <= epoch < (1 << 15) - 1:
         return {"producer_id": known, "producer_epoch": epoch + 1}

@@ -22,6 +22,7 @@ NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 PAGE: Final = 500
 LATEST: Final = -1
+READ_COMMITTED: Final = 1
 EARLIEST: Final = -2
 
 _ONE_NODE: Final = (NODE_ID,)
@@ -201,21 +202,25 @@ def list_offsets(desk: Desk, client: Client, request: Request) -> Answer:
         "topics": [
             {
                 "name": topic["name"],
-                "partitions": [_offset_of(desk, client, topic["name"], each) for each in topic["partitions"]],
+                "partitions": [
+                    _offset_of(desk, client, topic["name"], each, request.body["isolation_level"] == READ_COMMITTED)
+                    for each in topic["partitions"]
+                ],
             }
             for topic in request.body["topics"]
         ]
     }
 
 
-def _offset_of(desk: Desk, client: Client, name: str, asked: Fields) -> Fields:
+def _offset_of(desk: Desk, client: Client, name: str, asked: Fields, is_committed: bool) -> Fields:
     partition, time_ms = asked["partition_index"], asked["timestamp"]
     try:
         client.check(READ, name)
         engine, shard = desk.engine(desk.topic(name), partition)
         info = engine.shard_info(shard)
         if time_ms == LATEST:
-            return {"partition_index": partition, "offset": info.high_watermark}
+            latest = info.high_watermark if is_committed else engine.state_of(shard).high_watermark
+            return {"partition_index": partition, "offset": latest}
         if time_ms == EARLIEST:
             return {"partition_index": partition, "offset": info.start_offset}
         if time_ms < 0:
@@ -248,10 +253,11 @@ async def _trimmed(desk: Desk, client: Client, name: str, asked: Fields) -> Fiel
         client.check(CONFIGURE, name)
         engine, shard = desk.engine(desk.topic(name), partition)
         info = engine.shard_info(shard)
+        latest = engine.state_of(shard).high_watermark
         if offset == LATEST:
-            offset = info.high_watermark
-        if not 0 <= offset <= info.high_watermark:
-            raise OffsetOutOfRangeError(shard, offset, info.start_offset, info.high_watermark)
+            offset = latest
+        if not 0 <= offset <= latest:
+            raise OffsetOutOfRangeError(shard, offset, info.start_offset, latest)
         with desk.guard():
             start = await asyncio.to_thread(engine.delete_records_before, shard, offset)
     except BasaltError as error:

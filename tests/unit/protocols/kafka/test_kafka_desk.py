@@ -69,6 +69,7 @@ class World:
             "max_wait_ms": 0,
             "min_bytes": 1,
             "max_bytes": max_bytes,
+            "isolation_level": 0,
             "topics": [{"topic": topic, "topic_id": None, "partitions": [partition]}],
             "forgotten_topics": [],
         }

@@ -1,0 +1,118 @@
+"""A transactional id as its row has it.
+
+    | version u8 | state u8 | producer id i64 | epoch i16 | epoch before i16 | timeout ms u32 | began ms i64 |
+    | changed ms i64 | shards u32 | groups u32 | shard u64 * | (length u16, name) * |
+
+States are Kafka's, with its numbers:
+
+    EMPTY ──> ONGOING ──> PREPARE_COMMIT ──> COMPLETE_COMMIT ──> ONGOING ...
+                     └──> PREPARE_ABORT ───> COMPLETE_ABORT ───> ONGOING ...
+
+PREPARE is the decision: durable before the first marker, and never taken back.
+"""
+
+from __future__ import annotations
+
+import enum
+from struct import Struct as Layout
+from struct import error as struct_error
+from struct import pack, unpack_from
+from typing import Final
+
+import msgspec
+
+from basaltmq.errors import CorruptionError
+
+ROW_VERSION: Final = 1
+NO_EPOCH: Final = -1
+EPOCH_MAX: Final = (1 << 15) - 1
+
+_HEAD: Final = Layout(">BBqhhIqqII")
+_NAME: Final = Layout(">H")
+
+
+class State(enum.IntEnum):
+    """Where a transactional id stands."""
+
+    EMPTY = 0
+    ONGOING = 1
+    PREPARE_COMMIT = 2
+    PREPARE_ABORT = 3
+    COMPLETE_COMMIT = 4
+    COMPLETE_ABORT = 5
+
+    @property
+    def label(self) -> str:
+        """As Kafka spells it."""
+        return self.name.title().replace("_", "")
+
+    @property
+    def is_decided(self) -> bool:
+        """Decided and not finished."""
+        return self in {State.PREPARE_COMMIT, State.PREPARE_ABORT}
+
+
+class Transaction(msgspec.Struct, frozen=True):
+    """One transactional id."""
+
+    id: str
+    producer_id: int
+    epoch: int = NO_EPOCH
+    epoch_before: int = NO_EPOCH
+    """What a client that heard no answer may still say when it asks for another epoch."""
+    state: State = State.EMPTY
+    timeout_ms: int = 0
+    began_ms: int = -1
+    changed_ms: int = 0
+    shards: frozenset[int] = frozenset()
+    groups: frozenset[str] = frozenset()
+
+    def encode(self) -> bytes:
+        shards = sorted(self.shards)
+        head = _HEAD.pack(
+            ROW_VERSION,
+            self.state,
+            self.producer_id,
+            self.epoch,
+            self.epoch_before,
+            self.timeout_ms,
+            self.began_ms,
+            self.changed_ms,
+            len(shards),
+            len(self.groups),
+        )
+        names = (name.encode() for name in sorted(self.groups))
+        return head + pack(f">{len(shards)}Q", *shards) + b"".join(_NAME.pack(len(name)) + name for name in names)
+
+    @classmethod
+    def decode(cls, transactional_id: str, raw: bytes) -> Transaction:
+        try:
+            version, state, pid, epoch, before, timeout_ms, began, changed, shards, groups = _HEAD.unpack_from(raw)
+            if version != ROW_VERSION:
+                raise CorruptionError(
+                    f"the row of a transaction has version {version}, this Basalt knows {ROW_VERSION}"
+                )
+            at = _HEAD.size
+            numbers = unpack_from(f">{shards}Q", raw, at)
+            at += 8 * shards
+            names = []
+            for _ in range(groups):
+                begin = at + _NAME.size
+                at = begin + _NAME.unpack_from(raw, at)[0]
+                names.append(raw[begin:at].decode())
+            if at != len(raw):
+                raise CorruptionError(f"the row of transaction {transactional_id!r} has {len(raw)} bytes, not {at}")
+            return cls(
+                transactional_id,
+                pid,
+                epoch,
+                before,
+                State(state),
+                timeout_ms,
+                began,
+                changed,
+                frozenset(numbers),
+                frozenset(names),
+            )
+        except (ValueError, struct_error) as error:
+            raise CorruptionError(f"the row of transaction {transactional_id!r} cannot be read: {error}") from error
