@@ -23,6 +23,12 @@ class InvalidArgumentError(BasaltError):
     code = "invalid_argument"
 
 
+class UnknownExchangeTypeError(InvalidArgumentError):
+    """There is no such type of exchange."""
+
+    code = "unknown_exchange_type"
+
+
 class InvalidConfigError(BasaltError):
     """A configuration value cannot be used."""
 

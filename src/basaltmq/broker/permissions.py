@@ -18,20 +18,18 @@ from typing import Any, Final
 
 import msgspec
 
+from basaltmq.broker.patterns import compiled
 from basaltmq.broker.users import User
 from basaltmq.catalog.catalog import Catalog
 from basaltmq.catalog.kinds import Kind
 from basaltmq.catalog.objects import CatalogObject
 from basaltmq.catalog.record import ROOT as _ROOT
-from basaltmq.errors import AccessRefusedError, InvalidArgumentError, NotFoundError, UserNotFoundError
+from basaltmq.errors import AccessRefusedError, NotFoundError, UserNotFoundError
 
 CONFIGURE: Final = "configure"
 WRITE: Final = "write"
 READ: Final = "read"
 KINDS: Final = (CONFIGURE, WRITE, READ)
-
-PATTERN_BYTES_MAX: Final = 1024
-"""A longer pattern is a program, and every name is searched with it."""
 
 ANSWERS_MAX: Final = 65_536
 """Answers remembered; past it all are forgotten."""
@@ -110,7 +108,7 @@ class Permissions:
     async def set(self, user: str, vhost: str, *, configure: str, write: str, read: str) -> None:
         """Give a user permissions in a virtual host, in place of those there were."""
         for pattern in (configure, write, read):
-            check_pattern(pattern)
+            compiled(pattern, "the pattern of a permission")
         old = self._find(user, vhost)
         attributes = {CONFIGURE: configure, WRITE: write, READ: read}
         if old is None:
@@ -131,7 +129,7 @@ class Permissions:
 
     async def set_topic(self, user: str, vhost: str, exchange: str, *, write: str, read: str) -> None:
         for pattern in (write, read):
-            check_pattern(pattern.replace("{username}", "u").replace("{vhost}", "v"))
+            compiled(pattern.replace("{username}", "u").replace("{vhost}", "v"), "the pattern of a topic permission")
         found = self._find(user, vhost)
         if found is None:
             raise NotFoundError(
@@ -216,12 +214,3 @@ class Permissions:
         if found is None:
             raise UserNotFoundError(f"there is no user {user!r}")
         return found
-
-
-def check_pattern(pattern: str) -> None:
-    if not isinstance(pattern, str) or len(pattern.encode(errors="replace")) > PATTERN_BYTES_MAX:
-        raise InvalidArgumentError(f"a permission is a pattern of up to {PATTERN_BYTES_MAX} bytes")
-    try:
-        re.compile(pattern)
-    except (re.error, RecursionError) as error:
-        raise InvalidArgumentError(f"{pattern!r:.80} is no regular expression: {error}") from None

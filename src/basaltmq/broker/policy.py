@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from basaltmq.broker.arguments import QUEUE_ARGUMENTS, QUORUM, STREAM
+from basaltmq.broker.patterns import compiled
 from basaltmq.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from basaltmq.store import keys
 from basaltmq.store.api import Store
@@ -26,9 +27,6 @@ from basaltmq.store.families import Family
 LAYOUT: Final = 1
 USERS: Final = b"p"
 OPERATORS: Final = b"o"
-
-PATTERN_BYTES_MAX: Final = 1024
-"""A pattern is tried on every name; a longer one is a program."""
 
 APPLY_TO: Final = ("all", "exchanges", "queues", "classic_queues", "quorum_queues", "streams")
 EXCHANGE_KEYS: Final = frozenset({"alternate-exchange"})
@@ -69,14 +67,7 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def check(self, kind: bytes = USERS) -> None:
         """Refuse what cannot be, naming it."""
-        if len(self.pattern.encode(errors="replace")) > PATTERN_BYTES_MAX:
-            raise InvalidArgumentError(f"the pattern of policy {self.name!r} is over {PATTERN_BYTES_MAX} bytes")
-        try:
-            re.compile(self.pattern)
-        except re.error as error:
-            raise InvalidArgumentError(
-                f"the pattern of policy {self.name!r} is no regular expression: {error}"
-            ) from None
+        compiled(self.pattern, f"the pattern of policy {self.name!r}")
         if self.apply_to not in APPLY_TO:
             raise InvalidArgumentError(f"apply-to of policy {self.name!r} is one of {', '.join(APPLY_TO)}")
         if isinstance(self.priority, bool) or not isinstance(self.priority, int):

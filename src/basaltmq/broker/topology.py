@@ -38,6 +38,7 @@ from basaltmq.errors import (
     MalformedTableError,
     NotFoundError,
     PreconditionFailedError,
+    UnknownExchangeTypeError,
 )
 from basaltmq.store import keys
 from basaltmq.store.api import Store
@@ -126,7 +127,7 @@ class Topology:
         try:
             wanted = ExchangeType(kind)
         except ValueError:
-            raise PreconditionFailedError(
+            raise UnknownExchangeTypeError(
                 f"unknown exchange type '{kind}'; there are {', '.join(ExchangeType)}"
             ) from None
         arguments = arguments or {}

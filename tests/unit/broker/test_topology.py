@@ -15,6 +15,7 @@ from basaltmq.errors import (
     InvalidArgumentError,
     NotFoundError,
     PreconditionFailedError,
+    UnknownExchangeTypeError,
 )
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
@@ -218,7 +219,7 @@ def test_names_that_are_reserved_unknown_or_too_long_are_refused() -> None:
         here.delete("amq.direct")
     with pytest.raises(AccessRefusedError, match="default exchange"):
         bind(here, "", "q1", "q1")
-    with pytest.raises(PreconditionFailedError, match="unknown exchange type"):
+    with pytest.raises(UnknownExchangeTypeError, match="unknown exchange type"):
         here.declare("x", "roundabout")
     with pytest.raises(ExchangeNotFoundError, match="no exchange 'x' in vhost '/'"):
         here.declare("x", "direct", passive=True)

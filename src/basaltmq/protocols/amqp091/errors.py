@@ -103,6 +103,7 @@ def shorten(text: str) -> str:
 _CODES: Final[tuple[tuple[type[BasaltError], int], ...]] = (
     (errors.MalformedTableError, SYNTAX_ERROR),
     (errors.MalformedPropertiesError, SYNTAX_ERROR),
+    (errors.UnknownExchangeTypeError, COMMAND_INVALID),
     (errors.VHostNotFoundError, NOT_ALLOWED),
     (errors.VHostDownError, CONNECTION_FORCED),
     (errors.AuthenticationError, ACCESS_REFUSED),
