@@ -7,7 +7,9 @@ import itertools
 import os
 import random
 import time
+from pathlib import Path
 
+from tests.fuzz import amqp091_served as served
 from tests.fuzz.amqp091 import fuzz
 
 ROUNDS = 150
@@ -23,3 +25,10 @@ def test_damaged_sessions_do_no_harm() -> None:
         return count >= ROUNDS and time.monotonic() > until
 
     assert asyncio.run(fuzz(itertools.count(seed), stop)) >= ROUNDS
+
+
+def test_damaged_sessions_over_sockets_leave_a_broker_as_it_was(tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(1 << 40)
+    print(f"seeds from {seed} on")
+    count, _ = served.fuzz(tmp_path, seconds=max(SECONDS, 3.0), seed=seed)
+    assert count
