@@ -8,6 +8,7 @@ import pytest
 
 from basaltmq.errors import InvalidArgumentError
 from pyspark_basalt import offsets
+from pyspark_basalt.connection import parse_place
 from pyspark_basalt.offsets import EARLIEST, LATEST
 from pyspark_basalt.options import parse
 
@@ -57,11 +58,49 @@ def test_a_batch_begins_at_the_earliest_and_a_stream_at_the_latest() -> None:
         ({"path": "/d", "subscribe": "a", "startingTimestamp": "1", "startingOffsets": "latest"}, "give one of"),
         ({"path": "/d", "subscribe": "a", "minPartitions": "0"}, "number above 0"),
         ({"path": "/d", "subscribe": "a", "failOnDataLoss": "maybe"}, "true or false"),
+        ({"path": "/d", "server": "h", "subscribe": "a"}, "path, for a directory, or server"),
+        ({"path": "/d", "subscribe": "a", "password": "p"}, "password goes with server"),
+        ({"server": "ftp://h", "subscribe": "a"}, "address of a broker's admin API"),
+        ({"server": "http://me:s3same@h", "subscribe": "a"}, "not into server"),
+        ({"server": "http://h:port", "subscribe": "a"}, "address of a broker's admin API"),
+        ({"server": "http://h", "subscribe": "a", "ca": "/nowhere.pem"}, "ca cannot be read"),
+        ({"server": "h", "subscribe": "a", "retryTimeoutMs": "soon"}, "number of milliseconds"),
+        ({"path": "/d", "subscribe": "a", "queue": "q"}, "subscribe and queue"),
+        ({"path": "/d", "queue": "q", "startingOffsets": '{"q": {"0": 1}}'}, "earliest or latest"),
+        ({"path": "/d", "queue": "q", "explodeEvents": "true"}, "explodeEvents is for topics"),
+        ({"path": "/d", "subscribe": "a", "commitGroup": "g"}, "commitGroup is for streams"),
+        ({"path": "/d", "subscribe": "a", "maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is for streams"),
+        ({"path": "/d", "subscribe": "a", "groupIdPrefix": "g"}, "commitGroup names one"),
+        ({"path": "/d", "subscribe": "a", "kafka.group.id": "g"}, "commitGroup names one"),
+        ({"path": "/d", "subscribe": "a", "kafka.bootstrap.servers": "h:9092"}, "give path, or server"),
+        ({"path": "/d", "subscribe": "a", "kafka.security.protocol": "SSL"}, "a setting of Kafka's clients"),
+        ({"path": "/d", "subscribe": "a", "fetchOffset.numRetries": "3"}, "retryTimeoutMs says"),
+        ({"path": "/d", "subscribe": "a", "startingOffsetsByTimestampStrategy": "guess"}, "error or latest"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_and_named(given: dict[str, str], told: str) -> None:
     with pytest.raises(InvalidArgumentError, match=told):
         parse(given)
+
+
+def test_a_broker_is_named_with_who_asks_and_no_secret_is_shown() -> None:
+    given = {"server": "broker", "subscribe": "a", "user": "ann", "password": "s3same", "vhost": "v"}
+    options = parse(given)
+    login = options.place.login
+    assert login is not None
+    assert (login.server, login.user, login.password, login.vhost) == ("http://broker:15672", "ann", "s3same", "v")
+    assert "s3same" not in f"{options!r} {options} {login!r}"
+    place = parse_place({"server": "https://broker:1/base/"}, "", {"BASALT_PASSWORD": "other"})
+    assert place.login is not None
+    assert (place.login.server, place.login.password) == ("https://broker:1/base", "other")
+
+
+@pytest.mark.parametrize(("text", "ms"), [("15m", 900_000), ("30 s", 30_000), ("500ms", 500), ("1h", 3_600_000)])
+def test_a_delay_has_a_unit(text: str, ms: int) -> None:
+    given = {"path": "/d", "subscribe": "a", "minOffsetsPerTrigger": "5", "maxTriggerDelay": text}
+    assert parse(given, is_streaming=True).trigger_delay_ms_max == ms
+    with pytest.raises(InvalidArgumentError, match="a time such as 15m"):
+        parse(given | {"maxTriggerDelay": "15"}, is_streaming=True)
 
 
 def test_a_stream_has_no_end() -> None:
