@@ -284,7 +284,7 @@ class SegmentCleaner:
             header.flags,
         )
         with engine.special(lane, parts, header, garbage=0) as position:
-            if records is not None or header.records == 0:
+            if records is not None or (header.records == 0 and header.flags & REWRITTEN):
                 entry = entry_of(header, position, NO_WORDS, NEVER)
                 engine.index.replace(
                     state, entry, records, config, lambda old: engine.load(state, old), lane.segment_of

@@ -1,9 +1,13 @@
-"""Records as hypothesis makes them."""
+"""Records as hypothesis makes them, and batches as producers do."""
 
 from __future__ import annotations
 
+from struct import pack
+
+import google_crc32c
 from hypothesis import strategies as st
 
+from basaltmq.log import kafka
 from basaltmq.log.record import NEVER, Record
 
 TIMES = st.integers(0, 1 << 45)
@@ -23,3 +27,11 @@ def records(draw: st.DrawFn) -> Record:
 
 
 BATCHES = st.lists(records(), min_size=1, max_size=12)
+
+
+def transactional(producer_id: int, sequence: int, *values: bytes, key: bytes | None = None, epoch: int = 0) -> bytes:
+    """A record batch of a producer's transaction."""
+    raw = kafka.encode_plain([Record(value, key, timestamp_ms=1_700_000_000_000) for value in values])
+    attributes = pack(">h", kafka.TRANSACTIONAL)
+    covered = attributes + raw[23:43] + pack(">qhi", producer_id, epoch, sequence) + raw[57:]
+    return raw[:17] + pack(">I", google_crc32c.value(covered)) + covered

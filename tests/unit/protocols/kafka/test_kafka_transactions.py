@@ -1,0 +1,433 @@
+"""The coordinator of transactions: fencing, time limits, the last stable offset, and what a crash leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from uuid import UUID
+
+import msgspec
+import pytest
+from tests.unit.log.strategies import transactional
+from tests.unit.protocols.kafka.test_kafka_desk import Anybody
+
+from basaltmq.broker.stream_queue import StreamQueues
+from basaltmq.errors import CorruptionError
+from basaltmq.log.kafka import read_header
+from basaltmq.protocols.kafka import api as k
+from basaltmq.protocols.kafka import errors as e
+from basaltmq.protocols.kafka.api import APIS
+from basaltmq.protocols.kafka.configs import topic_config
+from basaltmq.protocols.kafka.desk import Client, Desk, Settings
+from basaltmq.protocols.kafka.errors import Refused
+from basaltmq.protocols.kafka.server import handlers
+from basaltmq.protocols.kafka.transactions import IDLE_MS_MAX, TIMEOUT_MS_MAX, Transactions
+from basaltmq.protocols.kafka.transactions_row import EPOCH_MAX, State, Transaction
+from basaltmq.store import keys
+from basaltmq.store.families import Family
+from basaltmq.store.open import open_store
+from basaltmq.streams.durability import Durability
+from basaltmq.streams.offsets import Commit
+
+TIMEOUT_MS = 60_000
+
+
+class World:
+    """A desk without a broker around it; `crash` leaves what a killed process would."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.now_ms = 1_700_000_000_000
+        self.open()
+
+    def open(self) -> None:
+        self.store = open_store(self.path)
+        self.streams = StreamQueues(
+            self.store, self.path, lambda: self.now_ms, visible=lambda queue: None, failed=lambda error: None
+        )
+        queues = SimpleNamespace(by_name={})
+        alarms = SimpleNamespace(reason=lambda vhost: None)
+        vhost = SimpleNamespace(name="/", streams=self.streams, store=self.store, is_up=True, queues=queues)
+        node = SimpleNamespace(alarms=alarms)
+        self.desk = Desk(cast(Any, node), cast(Any, vhost), Settings(), lambda: self.now_ms)
+
+    def close(self) -> None:
+        self.desk.close()
+        self.streams.close()
+        self.store.close()
+
+    def reopen(self) -> None:
+        """As after a kill: nothing of the desk is told, what was written is there."""
+        self.desk.transactions.close()
+        self.streams.close()
+        self.store.close()
+        self.open()
+
+    @property
+    def transactions(self) -> Transactions:
+        return self.desk.transactions
+
+    def topic(self, name: str) -> int:
+        self.desk.plane.topics.create(name, topic_config((), 1, Durability.SYNCED))
+        return self.desk.topic(name).shards[0]
+
+    async def ask(self, key: int, version: int, body: dict[str, Any]) -> dict[str, Any]:
+        """As over the wire: what is missing has its default."""
+        raw = k.encode_request(key, version, 1, "test", body)
+        answer: Any = handlers()[key](self.desk, cast(Client, Anybody()), k.decode_request(raw[4:]))
+        if isinstance(answer, tuple):
+            answer = answer[0]
+        if asyncio.iscoroutine(answer):
+            answer = await answer
+        encoded = b"".join(k.encode_response(APIS[key], version, 1, answer))
+        return k.decode_response(key, version, encoded[4:])[1]
+
+    async def produce(self, topic: str, transactional_id: str | None, raw: bytes) -> int:
+        body = {
+            "transactional_id": transactional_id,
+            "acks": -1,
+            "timeout_ms": 1000,
+            "topics": [{"name": topic, "partitions": [{"index": 0, "records": raw}]}],
+        }
+        answer = await self.ask(k.PRODUCE, 9, body)
+        code: int = answer["topics"][0]["partitions"][0]["error_code"]
+        return code
+
+    async def fetch(self, topic: str, isolation_level: int = 1, offset: int = 0) -> dict[str, Any]:
+        partition = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
+        body = {
+            "replica_id": -1,
+            "max_wait_ms": 0,
+            "min_bytes": 1,
+            "max_bytes": 1 << 20,
+            "isolation_level": isolation_level,
+            "topics": [{"topic": topic, "partitions": [partition]}],
+        }
+        answer = await self.ask(k.FETCH, 12, body)
+        found: dict[str, Any] = answer["topics"][0]["partitions"][0]
+        return found
+
+    def seen(self, topic: str) -> list[bytes]:
+        engine, shard = self.desk.engine(self.desk.topic(topic), 0)
+        return [record.value for record in engine.read_by_offset(shard, 0).records()]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path / "store")
+    yield made
+    made.close()
+
+
+async def refused(step: Coroutine[Any, Any, Any]) -> int:
+    with pytest.raises(Refused) as found:
+        await step
+    return found.value.code
+
+
+def test_an_epoch_fences_those_before_it_and_aborts_what_they_had_open(world: World) -> None:
+    shard = world.topic("t")
+
+    async def run() -> None:
+        transactions = world.transactions
+        pid, first = await transactions.initialize("id", TIMEOUT_MS)
+        await transactions.add("id", pid, first, shards=frozenset((shard,)))
+        assert await world.produce("t", "id", transactional(pid, 0, b"zombie", epoch=first)) == 0
+        again, second = await transactions.initialize("id", TIMEOUT_MS)
+        assert again == pid
+        assert second > first
+        assert world.seen("t") == []
+        assert await refused(transactions.end("id", pid, first, True)) == e.PRODUCER_FENCED
+        assert await refused(transactions.add("id", pid, first, shards=frozenset((shard,)))) == e.PRODUCER_FENCED
+        code = await world.produce("t", "id", transactional(pid, 1, b"zombie", epoch=first))
+        assert code == e.INVALID_PRODUCER_EPOCH
+        for version, wanted in ((1, e.INVALID_PRODUCER_EPOCH), (2, e.PRODUCER_FENCED), (3, e.PRODUCER_FENCED)):
+            late = {"transactional_id": "id", "producer_id": pid, "producer_epoch": first}
+            assert (await world.ask(k.END_TXN, version, {**late, "committed": True}))["error_code"] == wanted
+            added = await world.ask(k.ADD_OFFSETS_TO_TXN, version, {**late, "group_id": "g"})
+            assert added["error_code"] == wanted
+        for version, wanted in ((3, e.INVALID_PRODUCER_EPOCH), (4, e.PRODUCER_FENCED)):
+            asked = {"transactional_id": "id", "transaction_timeout_ms": TIMEOUT_MS, "producer_id": pid}
+            bumped = await world.ask(k.INIT_PRODUCER_ID, version, {**asked, "producer_epoch": first})
+            assert bumped["error_code"] == wanted
+        assert await refused(transactions.end("id", pid + 1, second, True)) == e.INVALID_PRODUCER_ID_MAPPING
+        assert await refused(transactions.end("nobody", pid, second, True)) == e.INVALID_PRODUCER_ID_MAPPING
+        assert await refused(transactions.initialize("", TIMEOUT_MS)) == e.INVALID_REQUEST
+        for timeout_ms in (0, -1, TIMEOUT_MS_MAX + 1):
+            assert await refused(transactions.initialize("id", timeout_ms)) == e.INVALID_TRANSACTION_TIMEOUT
+
+    asyncio.run(run())
+
+
+def test_a_producer_asks_for_another_epoch_and_asks_again_when_it_heard_nothing(world: World) -> None:
+    async def run() -> None:
+        transactions = world.transactions
+        pid, epoch = await transactions.initialize("id", TIMEOUT_MS)
+        assert await transactions.initialize("id", TIMEOUT_MS, (pid, epoch)) == (pid, epoch + 1)
+        assert await transactions.initialize("id", TIMEOUT_MS, (pid, epoch)) == (pid, epoch + 1), "asked again"
+        assert await transactions.initialize("id", TIMEOUT_MS, (pid, epoch + 1)) == (pid, epoch + 2)
+        assert await refused(transactions.initialize("id", TIMEOUT_MS, (pid, epoch))) == e.PRODUCER_FENCED
+        world.reopen()
+        assert await world.transactions.initialize("id", TIMEOUT_MS) == (pid, epoch + 3)
+        row = world.transactions.get("id")
+        assert row is not None
+        world.transactions._write(msgspec.structs.replace(row, epoch=EPOCH_MAX - 1))
+        other, fresh = await world.transactions.initialize("id", TIMEOUT_MS)
+        assert (other > pid, fresh) == (True, 0), "epochs are used up"
+
+    asyncio.run(run())
+
+
+def test_states_answer_as_kafka_does(world: World) -> None:
+    shard = world.topic("t")
+
+    async def run() -> None:
+        transactions = world.transactions
+        pid, epoch = await transactions.initialize("id", TIMEOUT_MS)
+        assert await refused(transactions.end("id", pid, epoch, True)) == e.INVALID_TXN_STATE
+        raw = transactional(pid, 0, b"early", epoch=epoch)
+        assert await world.produce("t", "id", raw) == e.INVALID_TXN_STATE
+        assert await world.produce("t", None, raw) == e.INVALID_REQUEST
+        assert await refused(transactions.commit_offsets("id", pid, epoch, "g", {})) == e.INVALID_TXN_STATE
+        for is_commit in (True, False):
+            await transactions.add("id", pid, epoch, shards=frozenset((shard,)))
+            both = await asyncio.gather(
+                transactions.end("id", pid, epoch, is_commit),
+                transactions.end("id", pid, epoch, is_commit),
+                return_exceptions=True,
+            )
+            assert [getattr(each, "code", None) for each in both] == [None, e.CONCURRENT_TRANSACTIONS]
+            await transactions.end("id", pid, epoch, is_commit)
+            assert await refused(transactions.end("id", pid, epoch, not is_commit)) == e.INVALID_TXN_STATE
+        body = {"transactional_id": "id", "producer_id": pid, "producer_epoch": epoch}
+        topics = [{"name": "t", "partitions": [0]}, {"name": "none", "partitions": [0]}]
+        answer = await world.ask(k.ADD_PARTITIONS_TO_TXN, 3, {**body, "topics": topics})
+        codes = [each["results"][0]["error_code"] for each in answer["results"]]
+        assert codes == [e.OPERATION_NOT_ATTEMPTED, e.UNKNOWN_TOPIC_OR_PARTITION]
+        answer = await world.ask(k.ADD_PARTITIONS_TO_TXN, 3, {**body, "topics": topics[:1]})
+        assert answer["results"][0]["results"][0]["error_code"] == 0
+        assert await world.produce("t", "id", raw) == 0
+        assert await world.produce("t", "id", raw) == 0, "sent again"
+        described = await world.ask(k.DESCRIBE_TRANSACTIONS, 0, {"transactional_ids": ["id", "nobody"]})
+        first, second = described["transaction_states"]
+        assert (first["transaction_state"], first["topics"]) == ("Ongoing", [{"topic": "t", "partitions": [0]}])
+        assert second["error_code"] == e.TRANSACTIONAL_ID_NOT_FOUND
+        asked = {"state_filters": ["Ongoing", "Nonsense"], "producer_id_filters": []}
+        listed = await world.ask(k.LIST_TRANSACTIONS, 0, asked)
+        assert [each["transactional_id"] for each in listed["transaction_states"]] == ["id"]
+        assert listed["unknown_state_filters"] == ["Nonsense"]
+        answer = await world.ask(k.DESCRIBE_PRODUCERS, 0, {"topics": [{"name": "t", "partition_indexes": [0]}]})
+        (active,) = answer["topics"][0]["partitions"][0]["active_producers"]
+        assert (active["producer_id"], active["current_txn_start_offset"]) == (pid, 0)
+        await transactions.end("id", pid, epoch, True)
+        assert world.seen("t") == [b"early"]
+
+    asyncio.run(run())
+
+
+def test_the_last_stable_offset_and_the_aborted_are_told_to_who_reads_the_committed(world: World) -> None:
+    shard = world.topic("t")
+
+    async def run() -> None:
+        transactions = world.transactions
+        producers = {}
+        for name in ("a", "b"):
+            producers[name] = await transactions.initialize(name, TIMEOUT_MS)
+            await transactions.add(name, *producers[name], shards=frozenset((shard,)))
+        (a, epoch_a), (b, epoch_b) = producers["a"], producers["b"]
+        assert (await world.fetch("t"))["last_stable_offset"] == 0, "nothing is written"
+        assert await world.produce("t", "a", transactional(a, 0, b"a0", b"a1", epoch=epoch_a)) == 0
+        assert await world.produce("t", "b", transactional(b, 0, b"b0", epoch=epoch_b)) == 0
+        found = await world.fetch("t")
+        assert (found["high_watermark"], found["last_stable_offset"], found["records"]) == (3, 0, b"")
+        await transactions.end("a", a, epoch_a, False)
+        found = await world.fetch("t")
+        assert (found["high_watermark"], found["last_stable_offset"]) == (4, 2)
+        assert found["aborted_transactions"] == [{"producer_id": a, "first_offset": 0}]
+        latest = {"partition_index": 0, "timestamp": -1}
+        for isolation_level, wanted in ((0, 4), (1, 2)):
+            asked = {"isolation_level": isolation_level, "topics": [{"name": "t", "partitions": [latest]}]}
+            answer = await world.ask(k.LIST_OFFSETS, 6, {"replica_id": -1, **asked})
+            assert answer["topics"][0]["partitions"][0]["offset"] == wanted
+        await transactions.add("a", a, epoch_a, shards=frozenset((shard,)))
+        assert await world.produce("t", "a", transactional(a, 2, b"a2", epoch=epoch_a)) == 0
+        await transactions.end("a", a, epoch_a, True)
+        await transactions.end("b", b, epoch_b, False)
+        found = await world.fetch("t")
+        assert found["last_stable_offset"] == found["high_watermark"] == 7
+        aborted = [{"producer_id": a, "first_offset": 0}, {"producer_id": b, "first_offset": 2}]
+        assert found["aborted_transactions"] == aborted
+        assert (await world.fetch("t", offset=4))["aborted_transactions"] == [], "none of them lies there"
+        assert not (await world.fetch("t", isolation_level=0))["aborted_transactions"]
+        assert world.seen("t") == [b"a2"]
+
+    asyncio.run(run())
+
+
+def test_a_transaction_over_its_time_is_aborted_and_its_producer_fenced(world: World) -> None:
+    shard = world.topic("t")
+
+    async def run() -> None:
+        pid, epoch = await world.transactions.initialize("id", TIMEOUT_MS)
+        await world.transactions.add("id", pid, epoch, shards=frozenset((shard,)))
+        assert await world.produce("t", "id", transactional(pid, 0, b"late", epoch=epoch)) == 0
+        world.now_ms += TIMEOUT_MS - 1
+        await world.transactions.expire("id")
+        row = world.transactions.get("id")
+        assert row is not None
+        assert row.state is State.ONGOING
+        world.reopen()
+        world.now_ms += 1
+        await world.transactions.expire("id")
+        row = world.transactions.get("id")
+        assert row is not None
+        assert (row.state, row.epoch) == (State.COMPLETE_ABORT, epoch + 1)
+        assert await refused(world.transactions.end("id", pid, epoch, True)) == e.PRODUCER_FENCED
+        assert (await world.fetch("t"))["last_stable_offset"] == 2
+        assert world.seen("t") == []
+
+    asyncio.run(run())
+
+
+STEPS = ("decided", "marked", "completed")
+
+
+@pytest.mark.promise("P1", "P2")
+@pytest.mark.parametrize("is_commit", [True, False])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_decision_is_finished_after_a_crash_at_any_step(
+    world: World, monkeypatch: pytest.MonkeyPatch, step: str, is_commit: bool
+) -> None:
+    topics = {name: world.topic(name) for name in ("t", "u")}
+    source = world.desk.topic("t")
+
+    class Killed(Exception):
+        pass
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    def dying(method: Callable[..., Any]) -> Callable[..., Any]:
+        def done(*args: Any) -> None:
+            method(*args)
+            raise Killed
+
+        return done
+
+    async def run() -> None:
+        transactions = world.transactions
+        pid, epoch = await transactions.initialize("id", TIMEOUT_MS)
+        await transactions.add("id", pid, epoch, shards=frozenset(topics.values()), groups=frozenset("g"))
+        for name in topics:
+            assert await world.produce(name, "id", transactional(pid, 0, b"in " + name.encode(), epoch=epoch)) == 0
+        await transactions.commit_offsets("id", pid, epoch, "g", {(source.id, 0): Commit(5)})
+        assert transactions.is_pending("g", source.id, 0)
+        if step == "decided":
+            monkeypatch.setattr(transactions, "_mark", die)
+        elif step == "marked":
+            monkeypatch.setattr(transactions, "_complete", die)
+        else:
+            monkeypatch.setattr(transactions, "_complete", dying(transactions._complete))
+        with pytest.raises(Killed):
+            await transactions.end("id", pid, epoch, is_commit)
+        ends = [world.desk.plane.drivers.info(name, 0).next_offset for name in topics]
+        world.reopen()
+        row = world.transactions.get("id")
+        assert row is not None
+        assert row.state is (State.COMPLETE_COMMIT if is_commit else State.COMPLETE_ABORT)
+        for name in topics:
+            assert world.seen(name) == ([b"in " + name.encode()] if is_commit else [])
+            assert (await world.fetch(name))["last_stable_offset"] == 2, "one record and one marker"
+        committed = world.desk.plane.offsets.of_group("g")
+        assert {at: commit.offset for at, commit in committed.items()} == ({(source.id, 0): 5} if is_commit else {})
+        assert not world.transactions.is_pending("g", source.id, 0)
+        assert ends == ([1, 1] if step == "decided" else [2, 2])
+        await world.transactions.end("id", pid, epoch, is_commit)
+        assert not list(world.store.scan(Family.TRANSACTIONS, *keys.prefix_range(keys.busy_transaction_key(""))))
+        assert not list(world.store.scan(Family.TRANSACTIONS, *keys.prefix_range(keys.pending_offset_prefix("id"))))
+
+    asyncio.run(run())
+
+
+def test_an_open_transaction_goes_on_after_a_crash_and_a_client_that_leaves_stops_nothing(world: World) -> None:
+    shard = world.topic("t")
+
+    async def run() -> None:
+        pid, epoch = await world.transactions.initialize("id", TIMEOUT_MS)
+        await world.transactions.add("id", pid, epoch, shards=frozenset((shard,)))
+        assert await world.produce("t", "id", transactional(pid, 0, b"0", epoch=epoch)) == 0
+        world.reopen()
+        assert world.seen("t") == []
+        assert await world.produce("t", "id", transactional(pid, 0, b"0", epoch=epoch)) == 0, "known from the log"
+        assert await world.produce("t", "id", transactional(pid, 1, b"1", epoch=epoch)) == 0
+        ending = asyncio.create_task(world.transactions.end("id", pid, epoch, True))
+        await asyncio.sleep(0)
+        ending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await ending
+        await asyncio.gather(*world.transactions._tasks)
+        assert world.seen("t") == [b"0", b"1"]
+
+    asyncio.run(run())
+
+
+def test_records_no_row_knows_of_are_aborted_at_open(world: World) -> None:
+    shard = world.topic("t")
+    engine, _ = world.desk.engine(world.desk.topic("t"), 0)
+    engine.wait(engine.append_kafka(shard, transactional(900, 0, b"stranger", epoch=4)))
+    world.reopen()
+    engine, _ = world.desk.engine(world.desk.topic("t"), 0)
+    assert world.seen("t") == []
+    assert engine.shard_info(shard).high_watermark == 2
+    marker = read_header(engine.read_kafka(shard, 1).batches[0])
+    assert (marker.is_control, marker.producer_id, marker.producer_epoch) == (True, 900, 4)
+
+
+@pytest.mark.promise("P10")
+def test_what_is_known_of_producers_goes_with_the_topic(world: World) -> None:
+    shard = world.topic("t")
+
+    async def run() -> None:
+        pid, epoch = await world.transactions.initialize("id", TIMEOUT_MS)
+        await world.transactions.add("id", pid, epoch, shards=frozenset((shard,)), groups=frozenset("g"))
+        assert await world.produce("t", "id", transactional(pid, 0, b"0", epoch=epoch)) == 0
+        topic_id: UUID = world.desk.topic("t").id
+        await world.transactions.commit_offsets("id", pid, epoch, "g", {(topic_id, 0): Commit(1)})
+        assert world.store.get(Family.PRODUCERS, keys.producers_key(shard)) is not None
+        await asyncio.to_thread(world.desk.plane.topics.delete, "t")
+        await world.transactions.end("id", pid, epoch, True)
+        world.desk.producers.close()
+        assert world.store.get(Family.PRODUCERS, keys.producers_key(shard)) is None
+        assert world.desk.plane.offsets.of_group("g") == {}
+
+    asyncio.run(run())
+
+
+def test_ids_nobody_uses_are_forgotten(world: World) -> None:
+    async def run() -> None:
+        await world.transactions.initialize("old", TIMEOUT_MS)
+        pid, epoch = await world.transactions.initialize("open", TIMEOUT_MS)
+        await world.transactions.add("open", pid, epoch, groups=frozenset("g"))
+        world.now_ms += IDLE_MS_MAX
+        await world.transactions.initialize("young", TIMEOUT_MS)
+        world.now_ms += 1
+        assert world.transactions.sweep() == 1
+        assert [row.id for row in world.transactions.all()] == ["open", "young"]
+
+    asyncio.run(run())
+
+
+def test_a_row_comes_back_as_it_was_and_a_damaged_one_is_told() -> None:
+    row = Transaction("id", 7, 3, 2, State.PREPARE_ABORT, 1000, 5, 6, frozenset((1, 1 << 40)), frozenset(("g", "ü")))
+    raw = row.encode()
+    assert Transaction.decode("id", raw) == row
+    for size in range(len(raw)):
+        with pytest.raises(CorruptionError):
+            Transaction.decode("id", raw[:size])
+    with pytest.raises(CorruptionError):
+        Transaction.decode("id", raw + b"\0")
+    with pytest.raises(CorruptionError):
+        Transaction.decode("id", b"\x02" + raw[1:])
