@@ -67,6 +67,9 @@ _SIMPLE: Final = frozenset(
 )
 """Buffers of batches that are joined column by column."""
 
+STEPS_KEPT: Final = 32
+"""Offsets of runs of like frames remembered, some 16 to 64 KB each: a reader meets the same run again and again."""
+
 OFFSETS_WINDOW: Final = 1 << 16
 WINDOWS_KEPT: Final = 64
 """Runs of consecutive offsets remembered, 512 KB each: readers of one shard move through one run for a while."""
@@ -154,14 +157,16 @@ def _has_all_keys(run: Run) -> bool:
 class _Joined:
     """A column of bytes over several runs: data end to end, offsets moved along."""
 
-    __slots__ = ("_data", "_data_kind", "_offsets", "_offsets_kind", "_size", "_steps")
+    __slots__ = ("_data", "_data_kind", "_is_moved", "_offsets", "_offsets_kind", "_size", "_steps")
 
     def __init__(self, offsets_kind: int, data_kind: int) -> None:
         self._offsets_kind = offsets_kind
         self._data_kind = data_kind
         self._data: list[memoryview] = []
         self._offsets: list[memoryview | bytes] = [bytes(4)]
-        self._steps: list[array[int]] = [array("i", (0,))]
+        self._steps: list[array[int] | bytes] = [array("i", (0,))]
+        self._is_moved = True
+        """There is nothing to be added to the offsets."""
         self._size = 0
 
     def add(self, view: memoryview, run: Run) -> None:
@@ -177,26 +182,50 @@ class _Joined:
             at += begin
             self._data.append(view[at : at + length])
             self._steps.append(array("i", (self._size,)) * run.frame_records)
+            self._is_moved = False
             self._size += length
             return
-        self._offsets += [view[at + begin : at + end] for at in begins]
+        source = run.source
+        offsets = [source[at + begin : at + end] for at in begins]
         begin, length = run.extents[self._data_kind]
         end = begin + length
         self._data += [view[at + begin : at + end] for at in begins]
         records = run.frame_records
         first = self._size
-        self._size = last = first + length * len(begins)
-        if length:
-            self._steps += [array("i", (step,)) * records for step in range(first, last, length)]
-        else:
-            self._steps.append(array("i", (first,)) * (records * len(begins)))
+        self._size = first + length * len(begins)
+        if offsets.count(offsets[0]) == len(offsets):
+            # Values of one size, as producers of fixed rows have them: what comes out is known from the last time.
+            self._offsets.append(_repeated(offsets[0], first, length, len(begins)))
+            self._steps.append(bytes(4 * records * len(begins)))
+            return
+        self._is_moved = False
+        self._offsets += offsets
+        self._steps.append(_steps(first, length, records, len(begins)))
 
     def array(self, count: int) -> Any:
         build = pa.Array.from_buffers
-        own = build(_INT32, count + 1, [None, pa.py_buffer(b"".join(self._offsets))])
+        data = pa.py_buffer(b"".join(self._data))
+        ends = pa.py_buffer(b"".join(self._offsets))
+        if self._is_moved:
+            return build(_BINARY, count, [None, ends, data])
+        own = build(_INT32, count + 1, [None, ends])
         steps = build(_INT32, count + 1, [None, pa.py_buffer(b"".join(self._steps))])
         offsets = _add().call([own, steps]).buffers()[1]
-        return build(_BINARY, count, [None, offsets, pa.py_buffer(b"".join(self._data))])
+        return build(_BINARY, count, [None, offsets, data])
+
+
+@lru_cache(maxsize=STEPS_KEPT)
+def _steps(first: int, length: int, records: int, frames: int) -> bytes:
+    """What is added to the offsets of frames with `length` bytes of data each, the first of which begins at `first`."""
+    return b"".join([(array("i", (first + at * length,)) * records).tobytes() for at in range(frames)])
+
+
+@lru_cache(maxsize=STEPS_KEPT)
+def _repeated(offsets: bytes, first: int, length: int, frames: int) -> bytes:
+    """The offsets of so many frames that all have these, moved to where the data of each begins."""
+    own = array("i")
+    own.frombytes(offsets)
+    return b"".join([array("i", [at + first + number * length for at in own]).tobytes() for number in range(frames)])
 
 
 @lru_cache(maxsize=1)

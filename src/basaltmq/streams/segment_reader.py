@@ -40,7 +40,15 @@ from basaltmq.streams.index_rows import IN_TRANSACTION, Entry
 from basaltmq.streams.leaders import Leaders
 from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.segment_kafka import KafkaRead, read_batches
-from basaltmq.streams.segment_read import READ_RUN_BYTES, Bookmarks, Cutter, FramesRead, Place, Taker
+from basaltmq.streams.segment_read import (
+    READ_RUN_BYTES,
+    Bookmarks,
+    Cutter,
+    FramesRead,
+    Place,
+    Taker,
+    keep_freed_memory,
+)
 from basaltmq.streams.segment_state import SegmentShard
 from basaltmq.streams.shards import Recent, ShardConfig, Shards
 from basaltmq.streams.watermark import Watermarks
@@ -95,6 +103,7 @@ class SegmentReader(EngineBase):
     ) -> None:
         super().__init__(store, shards, offsets, clock_ms, leaders)
         self._bookmarks = Bookmarks()
+        keep_freed_memory()
 
     def cut(self, raw: bytes) -> Cut | None:
         """How parts of what was read are given to the checksum without a copy, where there is a way to."""

@@ -158,3 +158,16 @@ def rows_of(batch: Any) -> list[bytes]:
 def test_empty_values_are_joined() -> None:
     taken = take(b"".join(frames([plain(0, 0), plain(0, 0), plain(0, 1)])))
     assert rows_of(joined(taken.runs)) == [b"", b"", b"", b"", b"", bytes(1)]
+
+
+def test_values_of_one_size_and_of_others_in_any_order_keep_their_places() -> None:
+    """Offsets of frames that are all alike come from memory; those beside them must not be taken for them."""
+    alike, shifted, empty = plain(3, 3, 3), plain(2, 3, 4), plain(0, 0, 0)
+    layouts = [[alike] * 3, [shifted] * 2, [alike, shifted], [shifted, alike], [empty] * 2, [alike], [plain(5)] * 4]
+    for first in layouts:
+        for second in layouts:
+            for third in layouts:
+                batches = [*first, *second, *third]
+                arrow = joined(take(b"".join(frames(batches))).runs)
+                arrow.validate(full=True)
+                assert rows_of(arrow) == [record.value for batch in batches for record in batch]
