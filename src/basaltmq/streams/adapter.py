@@ -90,6 +90,8 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     """The level asked for, which `wait` and `confirmed` wait for."""
     sequence: int = 0
     """The engine's own: which sync covers it (a count of writes, a position in a lane)."""
+    append_time_ms: int = -1
+    """The time its records were given, where the shard gives them one."""
 
     @property
     def count(self) -> int:

@@ -236,10 +236,8 @@ class SegmentEngine(SegmentReader):
         lane.watermarks.hold()
         return Append(shard, base, last, level, sequence)
 
-    def append_kafka(
-        self, shard: int, raw: bytes, durability: Durability | None = None, *, is_append_time: bool = False
-    ) -> Append:
-        """Append a Kafka record batch as it came, given its offsets; with log-append time if asked for.
+    def append_kafka(self, shard: int, raw: bytes, durability: Durability | None = None) -> Append:
+        """Append a Kafka record batch as it came, given its offsets; its time too where the shard says so.
 
         It is looked into only where the shard's keys are indexed.
         """
@@ -250,7 +248,7 @@ class SegmentEngine(SegmentReader):
             raise LimitExceededError(f"a batch of {len(raw)} bytes is over the limit of {BATCH_BYTES_MAX}; send less")
         level = config.durability if durability is None else durability
         now_ms = self._clock_ms()
-        batch = incoming(raw, now_ms, is_append_time=is_append_time)
+        batch = incoming(raw, now_ms, is_append_time=config.append_time)
         words = kafka_words(raw, columns(batch.body) if config.index_keys and batch.count else None, config)
         with state.lock:
             state.require()
@@ -264,7 +262,7 @@ class SegmentEngine(SegmentReader):
             state.next_offset = last + 1
             sequence = lane.watermarks.written(state, base, level)
         lane.watermarks.hold()
-        return Append(shard, base, last, level, sequence)
+        return Append(shard, base, last, level, sequence, now_ms if config.append_time else -1)
 
     def append_at(self, shard: int, records: Sequence[StoredRecord], next_offset: int) -> Append:
         self._require_leader(shard)

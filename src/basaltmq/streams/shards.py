@@ -112,6 +112,8 @@ class ShardConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     index_times: bool = True
     """Without an index a look-up scans, and is still right."""
     record_bytes_max: int = RECORD_BYTES_MAX
+    append_time: bool = False
+    """Record batches of Kafka's producers get the broker's time."""
 
     def check(self) -> None:
         """Refuse values that make no sense."""

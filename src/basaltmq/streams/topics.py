@@ -79,6 +79,8 @@ class TopicConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     index_tags: bool = True
     index_times: bool = True
     record_bytes_max: int = RECORD_BYTES_MAX
+    append_time: bool = False
+    """Record batches of Kafka's producers get the broker's time."""
 
     def check(self) -> None:
         if not 1 <= self.partitions <= PARTITIONS_MAX:
@@ -104,6 +106,7 @@ class TopicConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
             index_tags=self.index_tags,
             index_times=self.index_times,
             record_bytes_max=self.record_bytes_max,
+            append_time=self.append_time,
         )
 
 

@@ -11,7 +11,8 @@ import pytest
 from tests.interop.kafka.raw import RawClient, batch_of, fetched
 from tests.interop.server import Broker
 
-from basaltmq.log.kafka import records
+from basaltmq.log.kafka import encode_plain, records
+from basaltmq.log.record import Record
 from basaltmq.protocols.kafka import api as k
 from basaltmq.protocols.kafka import errors as e
 
@@ -206,3 +207,81 @@ def test_a_fetch_by_the_id_of_a_topic_that_is_gone_says_so(kafka: Broker) -> Non
         client.create("going")
         found = client.ask(k.FETCH, 16, wants((0, -1), {gone: 0}))["topics"][0]
         assert (found["topic_id"], found["partitions"][0]["error_code"]) == (gone, e.UNKNOWN_TOPIC_ID)
+
+
+def at(client: RawClient, topic: str, time_ms: int, version: int = 10) -> tuple[int, int, int]:
+    """Where a time is: an offset, its record's time, an error."""
+    asked = {"topics": [{"name": topic, "partitions": [{"partition_index": 0, "timestamp": time_ms}]}]}
+    found = client.ask(k.LIST_OFFSETS, version, asked)["topics"][0]["partitions"][0]
+    return found["offset"], found["timestamp"], found["error_code"]
+
+
+def test_places_are_found_by_name_and_by_time(kafka: Broker) -> None:
+    with RawClient(kafka.port("kafka")) as client:
+        client.create("places")
+        assert at(client, "places", -3) == (-1, -1, 0)
+        for time_ms in (1000, 5000, 5000, 2000):
+            client.produce("places", encode_plain([Record(b"x", timestamp_ms=time_ms)]))
+        assert at(client, "places", -1) == (4, -1, 0)
+        assert at(client, "places", -2) == (0, -1, 0)
+        assert at(client, "places", -3) == (1, 5000, 0)
+        assert at(client, "places", -4) == (0, -1, 0)
+        assert at(client, "places", -5) == (-1, -1, 0)
+        assert at(client, "places", 1500) == (1, 5000, 0)
+        assert at(client, "places", 6000) == (-1, -1, 0)
+        assert at(client, "places", -3, version=6)[2] == e.UNSUPPORTED_VERSION
+        assert at(client, "places", -9)[2] == e.UNSUPPORTED_VERSION
+        epochs = {"partition": 0, "leader_epoch": 0}
+        for asked, expected in (
+            (epochs, (0, 0, 4)),
+            ({**epochs, "leader_epoch": 7}, (0, -1, -1)),
+            ({**epochs, "current_leader_epoch": 1}, (e.UNKNOWN_LEADER_EPOCH, -1, -1)),
+        ):
+            body = {"topics": [{"topic": "places", "partitions": [asked]}]}
+            told = client.ask(k.OFFSET_FOR_LEADER_EPOCH, 4, body)["topics"][0]["partitions"][0]
+            assert (told["error_code"], told["leader_epoch"], told["end_offset"]) == expected
+
+
+def test_log_append_time_is_given_to_every_record(kafka: Broker) -> None:
+    with RawClient(kafka.port("kafka")) as client:
+        client.create("stamped", message_timestamp_type="LogAppendTime")
+        given = client.produce("stamped", batch_of(b"a", b"b"))["log_append_time_ms"]
+        assert given > 1_700_000_000_000
+        raw = client.fetch("stamped", 0)["records"]
+        assert [each.timestamp_ms for each in records(raw)] == [given, given]
+        assert at(client, "stamped", given) == (0, given, 0)
+        client.create("unstamped")
+        assert client.produce("unstamped", batch_of(b"a"))["log_append_time_ms"] == -1
+
+
+def test_all_settings_of_a_topic_are_replaced_at_once(kafka: Broker) -> None:
+    with RawClient(kafka.port("kafka")) as client:
+        client.create("replaced", retention_ms="1000", max_message_bytes="5000")
+        resource = {"resource_type": 2, "resource_name": "replaced"}
+
+        def settings() -> dict[str, str]:
+            asked = {"resources": [{**resource, "configuration_keys": None}]}
+            found = client.ask(k.DESCRIBE_CONFIGS, 4, asked)["results"][0]["configs"]
+            return {each["name"]: each["value"] for each in found}
+
+        changed = {**resource, "configs": [{"name": "max.message.bytes", "value": "6000"}]}
+        for trial in (True, False):
+            told = client.ask(k.ALTER_CONFIGS, 2, {"resources": [changed], "validate_only": trial})["responses"][0]
+            assert told["error_code"] == 0
+            assert settings()["retention.ms"] == ("1000" if trial else "-1")
+        assert settings()["max.message.bytes"] == "6000"
+        wrong = {**resource, "configs": [{"name": "no.such", "value": "1"}]}
+        told = client.ask(k.ALTER_CONFIGS, 2, {"resources": [wrong]})["responses"][0]
+        assert told["error_code"] == e.INVALID_CONFIG
+
+
+def test_the_cluster_is_described_and_topics_deleted_by_id(kafka: Broker) -> None:
+    with RawClient(kafka.port("kafka")) as client:
+        found = client.ask(k.DESCRIBE_CLUSTER, 1, {"endpoint_type": 1})
+        assert [(each["broker_id"], each["port"]) for each in found["brokers"]] == [(1, kafka.port("kafka"))]
+        client.create("by-id")
+        number = client.ask(k.METADATA, 12, {"topics": [{"name": "by-id"}]})["topics"][0]["topic_id"]
+        asked = {"topics": [{"name": None, "topic_id": number}], "timeout_ms": 10_000}
+        told = client.ask(k.DELETE_TOPICS, 6, asked)["responses"][0]
+        assert (told["error_code"], told["name"], told["topic_id"]) == (0, "by-id", number)
+        assert client.ask(k.DELETE_TOPICS, 6, asked)["responses"][0]["error_code"] == e.UNKNOWN_TOPIC_ID

@@ -45,12 +45,15 @@ ADD_PARTITIONS_TO_TXN: Final = 24
 ADD_OFFSETS_TO_TXN: Final = 25
 END_TXN: Final = 26
 TXN_OFFSET_COMMIT: Final = 28
+OFFSET_FOR_LEADER_EPOCH: Final = 23
 DESCRIBE_CONFIGS: Final = 32
+ALTER_CONFIGS: Final = 33
 SASL_AUTHENTICATE: Final = 36
 CREATE_PARTITIONS: Final = 37
 DELETE_GROUPS: Final = 42
 INCREMENTAL_ALTER_CONFIGS: Final = 44
 OFFSET_DELETE: Final = 47
+DESCRIBE_CLUSTER: Final = 60
 DESCRIBE_PRODUCERS: Final = 61
 DESCRIBE_TRANSACTIONS: Final = 65
 LIST_TRANSACTIONS: Final = 66
@@ -79,7 +82,7 @@ APIS: Final[dict[int, Api]] = {
     for api in (
         Api(PRODUCE, "Produce", 0, 9, 9, data.PRODUCE_REQUEST, data.PRODUCE_RESPONSE),
         Api(FETCH, "Fetch", 4, 17, 12, data.FETCH_REQUEST, data.FETCH_RESPONSE),
-        Api(LIST_OFFSETS, "ListOffsets", 1, 6, 6, data.LIST_OFFSETS_REQUEST, data.LIST_OFFSETS_RESPONSE),
+        Api(LIST_OFFSETS, "ListOffsets", 1, 10, 6, data.LIST_OFFSETS_REQUEST, data.LIST_OFFSETS_RESPONSE),
         Api(METADATA, "Metadata", 0, 12, 9, topics.METADATA_REQUEST, topics.METADATA_RESPONSE),
         Api(OFFSET_COMMIT, "OffsetCommit", 2, 8, 8, groups.OFFSET_COMMIT_REQUEST, groups.OFFSET_COMMIT_RESPONSE),
         Api(OFFSET_FETCH, "OffsetFetch", 1, 8, 6, groups.OFFSET_FETCH_REQUEST, groups.OFFSET_FETCH_RESPONSE),
@@ -105,7 +108,7 @@ APIS: Final[dict[int, Api]] = {
         ),
         Api(API_VERSIONS, "ApiVersions", 0, 3, 3, session.API_VERSIONS_REQUEST, session.API_VERSIONS_RESPONSE),
         Api(CREATE_TOPICS, "CreateTopics", 0, 7, 5, topics.CREATE_TOPICS_REQUEST, topics.CREATE_TOPICS_RESPONSE),
-        Api(DELETE_TOPICS, "DeleteTopics", 0, 5, 4, topics.DELETE_TOPICS_REQUEST, topics.DELETE_TOPICS_RESPONSE),
+        Api(DELETE_TOPICS, "DeleteTopics", 0, 6, 4, topics.DELETE_TOPICS_REQUEST, topics.DELETE_TOPICS_RESPONSE),
         Api(DELETE_RECORDS, "DeleteRecords", 0, 2, 2, data.DELETE_RECORDS_REQUEST, data.DELETE_RECORDS_RESPONSE),
         Api(
             INIT_PRODUCER_ID,
@@ -115,6 +118,25 @@ APIS: Final[dict[int, Api]] = {
             2,
             session.INIT_PRODUCER_ID_REQUEST,
             session.INIT_PRODUCER_ID_RESPONSE,
+        ),
+        Api(
+            OFFSET_FOR_LEADER_EPOCH,
+            "OffsetForLeaderEpoch",
+            0,
+            4,
+            4,
+            data.OFFSET_FOR_LEADER_EPOCH_REQUEST,
+            data.OFFSET_FOR_LEADER_EPOCH_RESPONSE,
+        ),
+        Api(ALTER_CONFIGS, "AlterConfigs", 0, 2, 2, topics.ALTER_CONFIGS_REQUEST, topics.ALTER_CONFIGS_RESPONSE),
+        Api(
+            DESCRIBE_CLUSTER,
+            "DescribeCluster",
+            0,
+            2,
+            0,
+            topics.DESCRIBE_CLUSTER_REQUEST,
+            topics.DESCRIBE_CLUSTER_RESPONSE,
         ),
         Api(
             DESCRIBE_CONFIGS,

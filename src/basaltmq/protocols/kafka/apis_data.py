@@ -155,6 +155,7 @@ LIST_OFFSETS_REQUEST: Final = Struct(
             )
         ),
     ),
+    Field("timeout_ms", "int32", since=10),
 )
 LIST_OFFSETS_RESPONSE: Final = Struct(
     Field("throttle_time_ms", "int32", since=2),
@@ -206,6 +207,50 @@ DELETE_RECORDS_RESPONSE: Final = Struct(
                             Field("partition_index", "int32"),
                             Field("low_watermark", "int64", default=-1),
                             Field("error_code", "int16"),
+                        )
+                    ),
+                ),
+            )
+        ),
+    ),
+)
+
+OFFSET_FOR_LEADER_EPOCH_REQUEST: Final = Struct(
+    Field("replica_id", "int32", since=3, default=-2),
+    Field(
+        "topics",
+        Array(
+            Struct(
+                Field("topic", "string"),
+                Field(
+                    "partitions",
+                    Array(
+                        Struct(
+                            Field("partition", "int32"),
+                            Field("current_leader_epoch", "int32", since=2, default=-1),
+                            Field("leader_epoch", "int32"),
+                        )
+                    ),
+                ),
+            )
+        ),
+    ),
+)
+OFFSET_FOR_LEADER_EPOCH_RESPONSE: Final = Struct(
+    Field("throttle_time_ms", "int32", since=2),
+    Field(
+        "topics",
+        Array(
+            Struct(
+                Field("topic", "string"),
+                Field(
+                    "partitions",
+                    Array(
+                        Struct(
+                            Field("error_code", "int16"),
+                            Field("partition", "int32"),
+                            Field("leader_epoch", "int32", since=1, default=-1),
+                            Field("end_offset", "int64", default=-1),
                         )
                     ),
                 ),

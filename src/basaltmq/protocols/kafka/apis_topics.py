@@ -121,14 +121,23 @@ CREATE_TOPICS_RESPONSE: Final = Struct(
     ),
 )
 
-DELETE_TOPICS_REQUEST: Final = Struct(Field("topic_names", Array("string")), Field("timeout_ms", "int32"))
+DELETE_TOPICS_REQUEST: Final = Struct(
+    Field(
+        "topics",
+        Array(Struct(Field("name", "string", null_since=6), Field("topic_id", "uuid", since=6))),
+        since=6,
+    ),
+    Field("topic_names", Array("string"), until=5),
+    Field("timeout_ms", "int32"),
+)
 DELETE_TOPICS_RESPONSE: Final = Struct(
     Field("throttle_time_ms", "int32", since=1),
     Field(
         "responses",
         Array(
             Struct(
-                Field("name", "string"),
+                Field("name", "string", null_since=6),
+                Field("topic_id", "uuid", since=6),
                 Field("error_code", "int16"),
                 Field("error_message", "string", since=5, null_since=0),
             )
@@ -253,4 +262,46 @@ INCREMENTAL_ALTER_CONFIGS_RESPONSE: Final = Struct(
             )
         ),
     ),
+)
+
+ALTER_CONFIGS_REQUEST: Final = Struct(
+    Field(
+        "resources",
+        Array(
+            Struct(
+                Field("resource_type", "int8"),
+                Field("resource_name", "string"),
+                Field("configs", Array(Struct(Field("name", "string"), Field("value", "string", null_since=0)))),
+            )
+        ),
+    ),
+    Field("validate_only", "bool"),
+)
+ALTER_CONFIGS_RESPONSE: Final = INCREMENTAL_ALTER_CONFIGS_RESPONSE
+
+DESCRIBE_CLUSTER_REQUEST: Final = Struct(
+    Field("include_cluster_authorized_operations", "bool"),
+    Field("endpoint_type", "int8", since=1, default=1),
+    Field("include_fenced_brokers", "bool", since=2),
+)
+DESCRIBE_CLUSTER_RESPONSE: Final = Struct(
+    Field("throttle_time_ms", "int32"),
+    Field("error_code", "int16"),
+    Field("error_message", "string", null_since=0),
+    Field("endpoint_type", "int8", since=1, default=1),
+    Field("cluster_id", "string"),
+    Field("controller_id", "int32", default=-1),
+    Field(
+        "brokers",
+        Array(
+            Struct(
+                Field("broker_id", "int32"),
+                Field("host", "string"),
+                Field("port", "int32"),
+                Field("rack", "string", null_since=0),
+                Field("is_fenced", "bool", since=2),
+            )
+        ),
+    ),
+    Field("cluster_authorized_operations", "int32", default=-(1 << 31)),
 )

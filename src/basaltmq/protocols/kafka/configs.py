@@ -3,6 +3,7 @@
     retention.ms, retention.bytes    -1: no limit, which is the default here
     cleanup.policy                   delete, compact, or both
     delete.retention.ms, max.message.bytes
+    message.timestamp.type           CreateTime, or LogAppendTime for what Kafka's producers send
     basalt.durability                memory, written, synced: what acks=all waits for
 
 Names whose meaning lies in Kafka's own files (segment.bytes, flush.ms ...) are taken and have no effect. Anything else
@@ -52,8 +53,11 @@ _WITHOUT_EFFECT: Final = frozenset(
         "unclean.leader.election.enable",
     )
 )
-_FIXED: Final = {"compression.type": "producer", "message.timestamp.type": "CreateTime"}
+_FIXED: Final = {"compression.type": "producer"}
 """Settings that can only be what they are."""
+
+LOG_APPEND_TIME: Final = "LogAppendTime"
+_TIMES: Final = ("CreateTime", LOG_APPEND_TIME)
 
 _LONG: Final = 5
 _INT: Final = 3
@@ -71,6 +75,12 @@ def _number(name: str, value: str) -> int:
         return int(value)
     except ValueError:
         raise InvalidConfigError(f"{name} is a number, not {value!r:.80}") from None
+
+
+def _times(name: str, value: str) -> bool:
+    if value not in _TIMES:
+        raise InvalidConfigError(f"{name} is {' or '.join(_TIMES)}, not {value!r:.80}")
+    return value == LOG_APPEND_TIME
 
 
 def _policy(name: str, value: str) -> bool:
@@ -91,6 +101,12 @@ _SETTINGS: Final[dict[str, tuple[str, Callable[[str, str], Any], Callable[[Topic
         _LONG,
     ),
     "max.message.bytes": ("record_bytes_max", _number, lambda config: str(config.record_bytes_max), _INT),
+    "message.timestamp.type": (
+        "append_time",
+        _times,
+        lambda config: LOG_APPEND_TIME if config.append_time else "CreateTime",
+        _STRING,
+    ),
     "basalt.durability": (
         "durability",
         lambda name, value: parse_durability(value),
@@ -183,6 +199,18 @@ def _row(name: str, value: str, kind: int, *, is_fixed: bool, is_usual: bool = T
 async def incremental_alter_configs(desk: Desk, client: Client, request: Request) -> Fields:
     is_trial = request.body["validate_only"]
     return {"responses": [await _altered(desk, client, each, is_trial) for each in request.body["resources"]]}
+
+
+async def alter_configs(desk: Desk, client: Client, request: Request) -> Fields:
+    """All settings at once: what is not named is as it is without being set."""
+    is_trial = request.body["validate_only"]
+    replaced = []
+    for each in request.body["resources"]:
+        named = {config["name"] for config in each["configs"]}
+        changes = [{**config, "config_operation": SET} for config in each["configs"]]
+        changes += [{"name": name, "config_operation": DELETE} for name in _SETTINGS if name not in named]
+        replaced.append(await _altered(desk, client, {**each, "configs": changes}, is_trial))
+    return {"responses": replaced}
 
 
 async def _altered(desk: Desk, client: Client, asked: Fields, is_trial: bool) -> Fields:

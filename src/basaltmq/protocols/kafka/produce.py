@@ -143,6 +143,7 @@ def _append(
     if header.producer_id >= 0:
         desk.producers.appended(shard, header, append.base_offset)
     answer["base_offset"] = append.base_offset
+    answer["log_append_time_ms"] = append.append_time_ms
     answer["log_start_offset"] = engine.state_of(shard).start_offset
     waiting.append((answer, engine, append, len(raw)))
 

@@ -12,7 +12,7 @@ from typing import Final
 from basaltmq.broker.node import Node
 from basaltmq.errors import VHostDownError
 from basaltmq.protocols.kafka import api as k
-from basaltmq.protocols.kafka import configs, fetch, groups, produce, session, topics, transactions_requests
+from basaltmq.protocols.kafka import configs, fetch, groups, positions, produce, session, topics, transactions_requests
 from basaltmq.protocols.kafka.connection import Connection
 from basaltmq.protocols.kafka.desk import Desk, Handler, Settings
 
@@ -26,13 +26,16 @@ def handlers() -> dict[int, Handler]:
     return {
         k.PRODUCE: produce.produce,
         k.FETCH: fetch.fetch,
-        k.LIST_OFFSETS: topics.list_offsets,
+        k.LIST_OFFSETS: positions.list_offsets,
+        k.OFFSET_FOR_LEADER_EPOCH: positions.offset_for_leader_epoch,
         k.METADATA: topics.metadata,
         k.CREATE_TOPICS: topics.create_topics,
         k.DELETE_TOPICS: topics.delete_topics,
         k.CREATE_PARTITIONS: topics.create_partitions,
         k.DELETE_RECORDS: topics.delete_records,
         k.DESCRIBE_CONFIGS: configs.describe_configs,
+        k.ALTER_CONFIGS: configs.alter_configs,
+        k.DESCRIBE_CLUSTER: topics.describe_cluster,
         k.INCREMENTAL_ALTER_CONFIGS: configs.incremental_alter_configs,
         k.FIND_COORDINATOR: session.find_coordinator,
         k.INIT_PRODUCER_ID: session.init_producer_id,

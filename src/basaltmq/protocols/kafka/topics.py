@@ -14,16 +14,14 @@ from basaltmq.protocols.kafka.api import Request
 from basaltmq.protocols.kafka.configs import topic_config
 from basaltmq.protocols.kafka.desk import NODE_ID, Answer, Client, Desk
 from basaltmq.protocols.kafka.schema import NIL, Fields
-from basaltmq.streams.adapter import Otherwise
 from basaltmq.streams.topics import PARTITIONS_MAX, Topic, TopicConfig
 
 NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 """What Kafka takes as a topic's name."""
 
 PAGE: Final = 500
+DELETED_BY_ID_SINCE: Final = 6
 LATEST: Final = -1
-READ_COMMITTED: Final = 1
-EARLIEST: Final = -2
 
 _ONE_NODE: Final = (NODE_ID,)
 
@@ -156,7 +154,19 @@ def _refused(name: str, code: int, message: str) -> Fields:
 
 
 async def delete_topics(desk: Desk, client: Client, request: Request) -> Fields:
-    return {"responses": [await _deleted(desk, client, name) for name in request.body["topic_names"]]}
+    if request.version < DELETED_BY_ID_SINCE:
+        return {"responses": [await _deleted(desk, client, name) for name in request.body["topic_names"]]}
+    return {"responses": [await _deleted_by(desk, client, each) for each in request.body["topics"]]}
+
+
+async def _deleted_by(desk: Desk, client: Client, asked: Fields) -> Fields:
+    """By name or by id."""
+    if asked["name"] is not None:
+        return await _deleted(desk, client, asked["name"])
+    name = desk.topic_name(asked["topic_id"])
+    if name is None:
+        return {"name": None, "topic_id": asked["topic_id"], "error_code": e.UNKNOWN_TOPIC_ID}
+    return {**await _deleted(desk, client, name), "topic_id": asked["topic_id"]}
 
 
 async def _deleted(desk: Desk, client: Client, name: str) -> Fields:
@@ -197,44 +207,6 @@ async def _widened(desk: Desk, client: Client, asked: Fields, is_trial: bool) ->
     return {"name": name}
 
 
-def list_offsets(desk: Desk, client: Client, request: Request) -> Answer:
-    return {
-        "topics": [
-            {
-                "name": topic["name"],
-                "partitions": [
-                    _offset_of(desk, client, topic["name"], each, request.body["isolation_level"] == READ_COMMITTED)
-                    for each in topic["partitions"]
-                ],
-            }
-            for topic in request.body["topics"]
-        ]
-    }
-
-
-def _offset_of(desk: Desk, client: Client, name: str, asked: Fields, is_committed: bool) -> Fields:
-    partition, time_ms = asked["partition_index"], asked["timestamp"]
-    try:
-        client.check(READ, name)
-        engine, shard = desk.engine(desk.topic(name), partition)
-        info = engine.shard_info(shard)
-        if time_ms == LATEST:
-            latest = info.high_watermark if is_committed else engine.state_of(shard).high_watermark
-            return {"partition_index": partition, "offset": latest}
-        if time_ms == EARLIEST:
-            return {"partition_index": partition, "offset": info.start_offset}
-        if time_ms < 0:
-            return {"partition_index": partition, "error_code": e.UNSUPPORTED_VERSION}
-        with desk.guard():
-            offset = engine.get_offset_by_timestamp(shard, time_ms, Otherwise.LATEST)
-            found = engine.read_by_offset(shard, offset, 1).records() if offset < info.high_watermark else []
-        if not found:
-            return {"partition_index": partition}
-        return {"partition_index": partition, "offset": found[0].offset, "timestamp": found[0].timestamp_ms}
-    except BasaltError as error:
-        return {"partition_index": partition, "error_code": e.code_of(error)}
-
-
 async def delete_records(desk: Desk, client: Client, request: Request) -> Fields:
     return {
         "topics": [
@@ -263,3 +235,13 @@ async def _trimmed(desk: Desk, client: Client, name: str, asked: Fields) -> Fiel
     except BasaltError as error:
         return {"partition_index": partition, "error_code": e.code_of(error)}
     return {"partition_index": partition, "low_watermark": start}
+
+
+def describe_cluster(desk: Desk, client: Client, request: Request) -> Answer:
+    host, port = client.address()
+    return {
+        "endpoint_type": request.body["endpoint_type"],
+        "cluster_id": desk.settings.cluster_id,
+        "controller_id": NODE_ID,
+        "brokers": [{"broker_id": NODE_ID, "host": host, "port": port, "rack": None}],
+    }
