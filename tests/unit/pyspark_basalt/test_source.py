@@ -10,6 +10,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 import basaltmq
 from basaltmq.embedded.database import Settings
 from basaltmq.embedded.events import EventSettings
+from basaltmq.errors import CorruptionError
 from basaltmq.streams.view import StreamView
 from pyspark_basalt.events import SCHEMA as EVENTS
 from pyspark_basalt.options import parse
@@ -104,3 +105,19 @@ def test_a_view_that_is_older_than_the_topic_is_brought_up_to_date(tmp_path: Pat
             piece = Piece(name, partition, 0, count, shards[name][partition])
             rows = [row for batch in read_piece(view, piece, options) for row in batch.to_pylist()]
             assert [row["value"] for row in rows] == [b"new"] * count
+
+
+def test_a_segment_that_cannot_be_read_is_told_in_one_line(tmp_path: Path) -> None:
+    with basaltmq.open(tmp_path) as db:
+        orders = db.topic("orders")
+        for at in range(4):
+            orders.append([b"%d" % at * 1000])
+    found = BatchReader(parse({"path": str(tmp_path), "subscribe": "orders"}))
+    (part,) = found.partitions()
+    segment = next(p for p in sorted((tmp_path / "log" / "0000").iterdir()) if b"2" * 1000 in p.read_bytes())
+    raw = bytearray(segment.read_bytes())
+    raw[raw.index(b"2" * 1000) + 500] ^= 1
+    segment.write_bytes(raw)
+    with pytest.raises(CorruptionError, match=r"offsets 2 to 2, cannot be read: .*; read on from offset 3") as caught:
+        list(found.read(part))
+    assert "\n" not in str(caught.value)
