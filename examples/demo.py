@@ -64,7 +64,7 @@ def run(root: Path) -> int:
         job = ReplayJob(
             topics=["orders"],
             archive=str(target),
-            target_path=str(data),
+            target={"path": str(data)},
             target_topic="large-orders",
             checkpoint=str(root / "replay"),
             where="CAST(get_json_object(CAST(value AS STRING), '$.total') AS DOUBLE) > 50",

@@ -25,8 +25,8 @@ with basaltmq.open(data) as db:
 spark = spark_session("example", conf={"spark.sql.shuffle.partitions": "2"})
 job = ReplayJob(
     topics=["orders"],
-    source_path=str(data),
-    target_path=str(data),
+    source={"path": str(data)},
+    target={"path": str(data)},
     target_topic="customer-42",
     checkpoint=str(folder / "replay"),
     where="CAST(key AS STRING) = '42'",

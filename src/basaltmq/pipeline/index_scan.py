@@ -110,7 +110,8 @@ class Part(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, raw: bytes) -> Part:
-        return cls(*_PART.unpack_from(raw), raw[_PART.size :])
+        lane, segment, first, garbage = _PART.unpack_from(raw)
+        return cls(lane, segment, first, garbage, raw[_PART.size :])
 
 
 _PART: Final = Layout(">IQqQ")

@@ -7,18 +7,18 @@ looks at a row per group and partition, and one per queue.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 
 import msgspec
 
 from basaltmq.pipeline.place import DEFAULT_VHOST, store_path
+from basaltmq.pipeline.vantage import Topics, looking
 from basaltmq.queues.stats import QueueStats
 from basaltmq.store import keys
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_view
-from basaltmq.streams.view import StreamView
 
 
 class GroupLag(msgspec.Struct, frozen=True):
@@ -54,16 +54,19 @@ class Lag(msgspec.Struct, frozen=True):
 
 
 def lag(
-    path: str,
-    vhost: str = DEFAULT_VHOST,
+    source: str | Mapping[str, str],
     *,
     groups: list[str] | None = None,
     pace_s: float | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Lag:
-    """Where everybody stands; with `pace_s`, after a second look so much later, also how fast."""
-    store = store_path(path, vhost)
-    with StreamView.open(store) as view:
+    """Where everybody stands; with `pace_s`, after a second look so much later, also how fast.
+
+    `source` is a path, or options of the basalt source; through a broker there are groups only.
+    """
+    place = {"path": source} if isinstance(source, str) else source
+    store = store_path(place["path"], place.get("vhost", DEFAULT_VHOST)) if "path" in place else None
+    with looking(place) as view:
         first = _groups(view, groups)
         counted = _queues(store)
         if pace_s is None:
@@ -78,7 +81,7 @@ def lag(
     )
 
 
-def _groups(view: StreamView, wanted: list[str] | None) -> dict[tuple[str, str, int], GroupLag]:
+def _groups(view: Topics, wanted: list[str] | None) -> dict[tuple[str, str, int], GroupLag]:
     return {
         (group, each.topic, each.partition): GroupLag(
             group, each.topic, each.partition, each.committed, each.end_offset, each.lag
@@ -88,7 +91,9 @@ def _groups(view: StreamView, wanted: list[str] | None) -> dict[tuple[str, str, 
     }
 
 
-def _queues(store: Path) -> dict[str, QueueStats]:
+def _queues(store: Path | None) -> dict[str, QueueStats]:
+    if store is None:
+        return {}
     with closing(open_view(store)) as rows:
         return {
             keys.decode_queue_stats_key(key): QueueStats.decode(keys.decode_queue_stats_key(key), raw)

@@ -17,7 +17,6 @@ import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
-from basaltmq.pipeline.place import DEFAULT_VHOST
 from basaltmq.queues.lifecycle import TOPIC
 
 PERCENTILES: Final = (0.5, 0.95, 0.99)
@@ -71,11 +70,10 @@ class Latencies(msgspec.Struct, frozen=True):
     """By queue: the wait (p95) of the slowest fairness key over that of the middle one."""
 
 
-def latency(
-    spark: SparkSession, path: str, vhost: str = DEFAULT_VHOST, options: dict[str, str] | None = None
-) -> Latencies:
-    """Look at every event that is kept."""
-    given = {"path": path, "vhost": vhost, "subscribe": TOPIC, "explodeEvents": "true"} | (options or {})
+def latency(spark: SparkSession, source: str | dict[str, str], options: dict[str, str] | None = None) -> Latencies:
+    """Look at every event that is kept. `source` is a path, or options of the basalt source."""
+    place = {"path": source} if isinstance(source, str) else source
+    given = place | {"subscribe": TOPIC, "explodeEvents": "true"} | (options or {})
     events = spark.read.format("basalt").options(**given).load().cache()
     try:
         messages = _messages(events).cache()

@@ -27,12 +27,14 @@ from basaltmq.pipeline.archived import read_archived
 from basaltmq.pipeline.files import Files
 from basaltmq.pipeline.manifest import Manifest, read_manifests
 from basaltmq.pipeline.place import DEFAULT_VHOST, store_path
+from basaltmq.pipeline.vantage import Topics, looking, offsets_of
 from basaltmq.store.open import open_view
 from basaltmq.streams.imports import read_run
-from basaltmq.streams.view import StreamView
 
 STEP_RECORDS: Final = 500_000
 """Offsets of one step unless told: some seconds of work, one opening of the store."""
+
+_SERVER: Final = "server"
 
 RATED_STEP_S: Final = 5.0
 """With a rate, a step is at most what this time allows, so that records come evenly enough."""
@@ -62,16 +64,18 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class ReplayJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What to replay, and where to. Either `archive` or `source_path` says from where."""
+    """What to replay, and where to. Either `archive` or `source` says from where."""
 
     topics: list[str]
-    target_path: str
-    target_vhost: str = DEFAULT_VHOST
+    target: dict[str, str]
+    """Options of the basalt sink that say which store is written to."""
     target_topic: str | None = None
     """None: the topic the records are of."""
     archive: str | None = None
-    source_path: str | None = None
-    source_vhost: str = DEFAULT_VHOST
+    source: dict[str, str] | None = None
+    """Options of the basalt source that say where the log is."""
+    bounds: dict[str, str] = {}
+    """Options of the source that say from where to where; of an archive, times only."""
     checkpoint: str
     where: str | None = None
     """A condition in SQL over key, value, topic, partition, offset, timestamp and headers."""
@@ -100,17 +104,19 @@ def replay(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Replayed:
     """Run the job, or go on with it; `on_progress` hears of steps done and to do."""
-    if (job.archive is None) == (job.source_path is None):
-        raise InvalidArgumentError("a replay is from an archive or from a store: give one of archive and source_path")
+    if (job.archive is None) == (job.source is None):
+        raise InvalidArgumentError("a replay is from an archive or from a store: give one of archive and source")
     if job.rate_per_s is not None and not job.rate_per_s > 0:
         raise InvalidArgumentError(f"a rate is above 0 records/s, not {job.rate_per_s}")
     files = Files(spark, job.checkpoint)
     plan = _plan(spark, files, job)
     began_s = time.monotonic()
-    first = _steps_done(job, plan.run)
+    first = _steps_done(files, job, plan.run)
     records = 0
     for step in range(first, 0 if job.dry_run else plan.steps):
         records += _do(spark, job, plan, step)
+        if _SERVER in job.target:
+            files.write(_done_path(job), str(step + 1).encode())
         if on_progress is not None:
             on_progress(step + 1, plan.steps)
         if job.rate_per_s is not None:
@@ -154,15 +160,32 @@ def _archived_ranges(spark: SparkSession, job: ReplayJob) -> list[Range]:
 
 
 def _log_ranges(job: ReplayJob) -> list[Range]:
-    assert job.source_path is not None, "checked before"
+    assert job.source is not None, "checked before"
     ranges = []
-    with StreamView.open(store_path(job.source_path, job.source_vhost)) as view:
-        for name in job.topics:
-            for number in range(len(view.topic(name).shards)):
-                info = view.info(name, number)
-                if info.start_offset < info.high_watermark:
-                    ranges.append(Range(name, number, info.start_offset, info.high_watermark))
+    with looking(job.source) as view:
+        for (name, number), (start, end) in offsets_of(view, job.topics).items():
+            begin = max(start, _offset(view, job, "starting", name, number, start))
+            stop = min(end, _offset(view, job, "ending", name, number, end))
+            if begin < stop:
+                ranges.append(Range(name, number, begin, stop))
     return ranges
+
+
+def _offset(view: Topics, job: ReplayJob, side: str, name: str, number: int, otherwise: int) -> int:
+    """Where the bound of one side lies in a partition."""
+    time_ms = job.bounds.get(f"{side}Timestamp")
+    if time_ms is not None:
+        return view.offset_at(name, number, int(time_ms))
+    text = job.bounds.get(f"{side}Offsets", "")
+    if text == "latest":
+        return view.info(name, number).high_watermark
+    if not text.startswith("{"):
+        return otherwise
+    try:
+        told = msgspec.json.decode(text, type=dict[str, dict[str, int]])
+    except msgspec.DecodeError as error:
+        raise InvalidArgumentError(f'offsets are told as {{"topic": {{"0": 12}}}}, not {text!r:.80}: {error}') from None
+    return told.get(name, {}).get(str(number), otherwise)
 
 
 def _manifests(spark: SparkSession, job: ReplayJob) -> list[Manifest]:
@@ -174,9 +197,17 @@ def _manifests(spark: SparkSession, job: ReplayJob) -> list[Manifest]:
     return found
 
 
-def _steps_done(job: ReplayJob, run: str) -> int:
-    with closing(open_view(store_path(job.target_path, job.target_vhost))) as store:
+def _steps_done(files: Files, job: ReplayJob, run: str) -> int:
+    if _SERVER in job.target:
+        # Noted after each step: behind by one at most, and a broker does a step of a run once however often it comes.
+        path = _done_path(job)
+        return int(files.read(path)) if files.exists(path) else 0
+    with closing(open_view(store_path(job.target["path"], job.target.get("vhost", DEFAULT_VHOST)))) as store:
         return read_run(store, run).last_batch + 1
+
+
+def _done_path(job: ReplayJob) -> str:
+    return f"{job.checkpoint.rstrip('/')}/steps-done"
 
 
 def _do(spark: SparkSession, job: ReplayJob, plan: Plan, step: int) -> int:
@@ -186,6 +217,8 @@ def _do(spark: SparkSession, job: ReplayJob, plan: Plan, step: int) -> int:
     frame = _archived(spark, job, ranges) if job.archive is not None else _logged(spark, job, ranges)
     if frame is None:
         return 0
+    if job.archive is not None:
+        frame = _between(frame, job.bounds)
     if job.where is not None:
         frame = frame.where(job.where)
     seen = Observation()
@@ -197,7 +230,7 @@ def _do(spark: SparkSession, job: ReplayJob, plan: Plan, step: int) -> int:
         .select(*columns)
         .write.format("basalt")
         .mode("append")
-        .options(path=job.target_path, vhost=job.target_vhost, runId=plan.run, batchId=str(step))
+        .options(**job.target, runId=plan.run, batchId=str(step))
     )
     if job.target_topic is not None:
         writer = writer.option("topic", job.target_topic)
@@ -227,8 +260,20 @@ def _archived(spark: SparkSession, job: ReplayJob, ranges: list[Range]) -> DataF
     return frame.repartition("topic", "partition").sortWithinPartitions("topic", "partition", "offset")
 
 
+def _between(frame: DataFrame, bounds: dict[str, str]) -> DataFrame:
+    """Records of an archive by their own time."""
+    for name, text in bounds.items():
+        if not name.endswith("Timestamp"):
+            if text in ("earliest", "latest"):
+                continue
+            raise InvalidArgumentError("a replay from an archive is bounded by times; offsets go into a condition")
+        moment = sql.timestamp_millis(sql.lit(int(text)))
+        frame = frame.where(sql.col("timestamp") >= moment if name.startswith("s") else sql.col("timestamp") < moment)
+    return frame
+
+
 def _logged(spark: SparkSession, job: ReplayJob, ranges: list[Range]) -> DataFrame:
-    assert job.source_path is not None, "asked for stores only"
+    assert job.source is not None, "asked for stores only"
     assigned: dict[str, list[int]] = {}
     begin: dict[str, dict[str, int]] = {}
     end: dict[str, dict[str, int]] = {}
@@ -236,9 +281,7 @@ def _logged(spark: SparkSession, job: ReplayJob, ranges: list[Range]) -> DataFra
         assigned.setdefault(each.topic, []).append(each.partition)
         begin.setdefault(each.topic, {})[str(each.partition)] = each.begin
         end.setdefault(each.topic, {})[str(each.partition)] = each.end
-    options = {
-        "path": job.source_path,
-        "vhost": job.source_vhost,
+    options = job.source | {
         "assign": json.dumps(assigned),
         "startingOffsets": json.dumps(begin),
         "endingOffsets": json.dumps(end),

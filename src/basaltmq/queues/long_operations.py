@@ -16,7 +16,7 @@ A queue that is deleted in the middle ends the operation with QueueNotFoundError
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from basaltmq.errors import InvalidArgumentError
@@ -81,9 +81,15 @@ class LongOperations:
         return self._move(source, lambda message: self._loaded.require(target), count, wanted, None)
 
     def redrive(
-        self, name: str, to: str | None, count: int | None, wanted: Wanted | None, rate_per_s: float | None
+        self,
+        name: str,
+        to: str | None,
+        count: int | None,
+        wanted: Wanted | None,
+        rate_per_s: float | None,
+        stamp: Mapping[str, str] | None = None,
     ) -> int:
-        """Return dead letters to the queues they came from (or `to`), at most so many a second."""
+        """Return dead letters to the queues they came from (or `to`), at most so many a second, with more headers."""
         if rate_per_s is not None and rate_per_s <= 0:
             raise InvalidArgumentError(f"a rate is more than 0 per second, not {rate_per_s}")
 
@@ -95,7 +101,7 @@ class LongOperations:
             self._changes.require_alone("redrive")
             if to is not None:
                 self._loaded.require(to)
-        return self._move(name, target_of, count, wanted, rate_per_s)
+        return self._move(name, target_of, count, wanted, rate_per_s, stamp)
 
     def _move(
         self,
@@ -104,6 +110,7 @@ class LongOperations:
         count: int | None,
         wanted: Wanted | None,
         rate_per_s: float | None,
+        stamp: Mapping[str, str] | None = None,
     ) -> int:
         moved = 0
         after: bytes | None = b""
@@ -113,7 +120,7 @@ class LongOperations:
         while after is not None and (count is None or moved < count):
             left = PAGE if count is None else count - moved
             turns = _turns(begin_ns, moved, rate_per_s)
-            page = self._move_page(source, after, left, until_ns, target_of, wanted, turns)
+            page = self._move_page(source, after, left, until_ns, target_of, wanted, turns, stamp)
             moved += page.moved
             after = page.after
             _breathe()
@@ -128,10 +135,11 @@ class LongOperations:
         target_of: Callable[[Message], Queue | None],
         wanted: Wanted | None,
         due_ns: DueNs | None,
+        stamp: Mapping[str, str] | None,
     ) -> Page:
         return self._changes.do(
             lambda change: move_page(
-                self._loaded.require(source), change, after, count, until_ns, target_of, wanted, due_ns
+                self._loaded.require(source), change, after, count, until_ns, target_of, wanted, due_ns, stamp
             )
         )
 

@@ -18,7 +18,7 @@ Time is the caller's: `run_due(now_ns)` does what is due, a bounded piece per ca
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import islice
 from typing import Self
@@ -440,9 +440,13 @@ class QueuePlane:
         count: int | None = None,
         wanted: Wanted | None = None,
         rate_per_s: float | None = None,
+        stamp: Mapping[str, str] | None = None,
     ) -> int:
-        """Return dead letters to the queues they came from (or `to`), attempts reset, at most so many a second."""
-        return self._long.redrive(name, to, count, wanted, rate_per_s)
+        """Return dead letters to the queues they came from (or `to`), attempts reset, at most so many a second.
+
+        `stamp` is added to their headers.
+        """
+        return self._long.redrive(name, to, count, wanted, rate_per_s, stamp)
 
     def run_due(self, now_ns: int | None = None) -> int | None:
         """Do what is due, a bounded piece of it; when to call again (at or before `now_ns`: at once), None: never."""

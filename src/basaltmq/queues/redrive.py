@@ -10,7 +10,7 @@ over when it returns, survives a crash, and needs nobody to drive it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from basaltmq.errors import InvalidArgumentError
@@ -50,8 +50,12 @@ def move_page(
     target_of: Callable[[Message], Queue | None],
     wanted: Wanted | None,
     due_ns: DueNs | None = None,
+    stamp: Mapping[str, str] | None = None,
 ) -> Page:
-    """Move up to `count` messages of the page behind the key `after`, none with a place above `until_ns`."""
+    """Move up to `count` messages of the page behind the key `after`, none with a place above `until_ns`.
+
+    They get the headers of `stamp`, so that whoever sees them later knows which operation it was.
+    """
     source.settle_down(change.now_ns)
     page = source.backing.browse(after, PAGE)
     groups: dict[Queue, list[tuple[Entry, Message]]] = {}
@@ -78,6 +82,7 @@ def move_page(
             raise InvalidArgumentError(f"queue {source.name!r} cannot be moved to itself")
         for header in (HISTORY, FIRST_QUEUE, LAST_ERROR):
             message.headers.pop(header, None)
+        message.headers.update(stamp or {})
         groups.setdefault(target, []).append((entry, message))
         moved += 1
     at = 0

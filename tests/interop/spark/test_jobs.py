@@ -67,7 +67,7 @@ def test_an_archive_is_compacted_replayed_and_audited(spark: SparkSession, tmp_p
     again = ReplayJob(
         topics=["007"],
         archive=str(root),
-        target_path=str(data),
+        target={"path": str(data)},
         target_topic="again",
         checkpoint=str(tmp_path / "replay"),
         where="CAST(value AS STRING) <> '7'",

@@ -52,8 +52,8 @@ def test_killed_at_random_each_record_is_replayed_once(spark: SparkSession, tmp_
         db.topic("again", partitions=3)
     job = ReplayJob(
         topics=["orders"],
-        source_path=str(tmp_path / "data"),
-        target_path=str(tmp_path / "target"),
+        source={"path": str(tmp_path / "data")},
+        target={"path": str(tmp_path / "target")},
         target_topic="again",
         checkpoint=str(tmp_path / "replay"),
         step_records=max(20, count // (4 * KILLS + 4)),

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from basaltmq.cli.main import main
-from basaltmq.cli.pipeline import _bound, _ours
+from basaltmq.cli.pipeline_flags import bound, ours
 from basaltmq.errors import InvalidArgumentError
 
 pytestmark = pytest.mark.spec("F2")
@@ -29,12 +29,12 @@ pytestmark = pytest.mark.spec("F2")
     ],
 )
 def test_a_beginning_is_a_place_offsets_or_a_time(text: str | None, options: dict[str, str]) -> None:
-    assert _bound("--from", "starting", text) == options
+    assert bound("--from", "starting", text) == options
 
 
 def test_a_beginning_that_is_neither_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="--from is earliest"):
-        _bound("--from", "starting", "yesterday")
+        bound("--from", "starting", "yesterday")
 
 
 def test_an_error_of_ours_is_found_in_one_of_sparks() -> None:
@@ -42,11 +42,11 @@ def test_an_error_of_ours_is_found_in_one_of_sparks() -> None:
         "[PYTHON_DATA_SOURCE_ERROR] Failed: Traceback (most recent call last):\n  File ...\n"
         "basaltmq.errors.DataLossError: orders[0] begins at offset 7\n\n\tat java.lang.Thread"
     )
-    lost = _ours(trace)
+    lost = ours(trace)
     assert (lost.message, lost.exit_code) == ("orders[0] begins at offset 7", 3)
-    other = _ours("[DIVIDE_BY_ZERO] Division by zero.\n== SQL ==\n...")
+    other = ours("[DIVIDE_BY_ZERO] Division by zero.\n== SQL ==\n...")
     assert (other.message, other.exit_code) == ("[DIVIDE_BY_ZERO] Division by zero.", 1)
-    assert isinstance(_ours(""), click.ClickException)
+    assert isinstance(ours(""), click.ClickException)
 
 
 @pytest.mark.parametrize(

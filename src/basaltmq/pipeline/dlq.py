@@ -1,0 +1,321 @@
+"""Dead letters: what died where, of what, since when; and back with those that are wanted.
+
+A redrive keeps what it is about in its checkpoint:
+
+    plan.json    the run's name, the queue, the condition
+    snapshot/    every dead letter that was there when it began, as Parquet; complete before the first one moves
+
+The condition is asked of the snapshot, so what died meanwhile stays, and asking again gives the same. A message moves
+in one batch, and carries the run's name in a header from then on. So a redrive that was killed goes on where it was,
+and one that died again of the same cause is not taken for one that is still to go.
+
+What a message died of is read from its headers (`queues.dead_letters`). One that came over AMQP and was dead-lettered
+through an exchange has its history in its envelope: its reason is told as unknown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any, Final
+from uuid import uuid4
+
+import msgspec
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sql
+
+from basaltmq.errors import CorruptionError, InvalidArgumentError
+from basaltmq.pipeline.files import Files
+from basaltmq.pipeline.place import DEFAULT_VHOST, store_path
+from basaltmq.queues.browse import browse
+from basaltmq.queues.config import decode_config
+from basaltmq.queues.dead_letters import FIRST_QUEUE, HISTORY, LAST_ERROR
+from basaltmq.queues.message import Message
+from basaltmq.queues.plane import QueuePlane
+from basaltmq.store import keys
+from basaltmq.store.api import Reader
+from basaltmq.store.commit import GroupCommit
+from basaltmq.store.families import Family
+from basaltmq.store.open import open_store, open_view
+
+STAMP: Final = "x-redrive-run"
+"""The header that names the run a message was redriven by."""
+
+IDS_MAX: Final = 5_000_000
+"""Messages of one run: their ids are in the driver's memory, 100 bytes each."""
+
+SHOWN_MAX: Final = 50
+"""Causes and fairness keys told of."""
+
+ERROR_CHARACTERS: Final = 200
+"""Of an error: what follows is mostly a trace, different each time."""
+
+_DEATHS: Final = (
+    "array<struct<queue: string, reason: string, count: bigint, first_ms: bigint, last_ms: bigint, attempts: bigint>>"
+)
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """Messages that died of the same."""
+
+    queue: str
+    """Where they are."""
+    origin: str
+    """Where they died first."""
+    reason: str
+    error: str
+    messages: int
+    attempts: int
+    """All of theirs together, before they died."""
+    first: str
+    last: str
+
+
+class DeadQueue(msgspec.Struct, frozen=True):
+    """A queue of dead letters."""
+
+    queue: str
+    messages: int
+    size_bytes: int
+    oldest: str | None
+    newest: str | None
+    origins: int
+    redriven_before: int
+    """That were redriven once, and died again."""
+
+
+class DeadHour(msgspec.Struct, frozen=True):
+    """Deaths of an hour."""
+
+    queue: str
+    hour: str
+    reason: str
+    messages: int
+
+
+class DeadKey(msgspec.Struct, frozen=True):
+    """A fairness key."""
+
+    queue: str
+    fairness_key: str
+    messages: int
+
+
+class DlqReport(msgspec.Struct, frozen=True):
+    """The result."""
+
+    queues: list[DeadQueue]
+    causes: list[Cause]
+    hours: list[DeadHour]
+    keys: list[DeadKey]
+    seconds: float
+
+
+def dead_letter_queues(path: str, vhost: str = DEFAULT_VHOST) -> list[str]:
+    """Queues that others name as theirs for dead letters."""
+    with closing(open_view(store_path(path, vhost))) as store:
+        configs = [decode_config(keys.decode_queue_key(key), raw) for key, raw in store.scan(Family.QUEUES)]
+    names = {config.name for config in configs}
+    return sorted({name for each in configs if (name := each.dead_letter_queue) is not None and name in names})
+
+
+def dead_letters(spark: SparkSession, place: dict[str, str], queue: str) -> DataFrame:
+    """The messages of a queue with what they died of."""
+    options = place | {"queue": queue, "includeHeaders": "true"}
+    return told_apart(spark.read.format("basalt").options(**options).load())
+
+
+def told_apart(messages: DataFrame) -> DataFrame:
+    """What headers say, as columns: origin, reason, error, died_at, died_of_attempts, redriven_by."""
+    deaths = sql.from_json(header(HISTORY), _DEATHS)
+    return (
+        messages.withColumn("_death", deaths.getItem(0))
+        .withColumn("origin", sql.coalesce(header(FIRST_QUEUE), sql.col("_death.queue"), sql.lit("unknown")))
+        .withColumn("reason", sql.coalesce(sql.col("_death.reason"), sql.lit("unknown")))
+        .withColumn("error", sql.coalesce(header(LAST_ERROR), sql.lit("")))
+        .withColumn("died_at", sql.coalesce(sql.timestamp_millis("_death.last_ms"), sql.col("timestamp")))
+        .withColumn("died_of_attempts", sql.coalesce(sql.col("_death.attempts"), sql.lit(0)))
+        .withColumn("redriven_by", header(STAMP))
+        .drop("_death")
+    )
+
+
+def header(name: str) -> Column:
+    """The first header of a name, as text; null if there is none."""
+    named = sql.filter("headers", lambda each: each.getField("key") == sql.lit(name))
+    return sql.get(named, sql.lit(0)).getField("value").cast("string")
+
+
+def dlq_report(spark: SparkSession, place: dict[str, str], queues: list[str]) -> DlqReport:
+    """Look at dead letters, and leave them where they are."""
+    if not queues:
+        raise InvalidArgumentError("no queue names another for its dead letters; name the queue to look at")
+    began_s = time.monotonic()
+    result = DlqReport([], [], [], [], 0.0)
+    for queue in queues:
+        messages = dead_letters(spark, place, queue).cache()
+        try:
+            _report(result, queue, messages)
+        finally:
+            messages.unpersist()
+    return msgspec.structs.replace(result, seconds=time.monotonic() - began_s)
+
+
+def _report(result: DlqReport, queue: str, messages: DataFrame) -> None:
+    def moment(column: Column) -> Column:
+        return sql.date_format(column, "yyyy-MM-dd HH:mm:ss")
+
+    row: Any = messages.agg(
+        sql.count(sql.lit(1)).alias("messages"),
+        sql.coalesce(sql.sum(sql.octet_length("value")), sql.lit(0)).alias("size_bytes"),
+        moment(sql.min("died_at")).alias("oldest"),
+        moment(sql.max("died_at")).alias("newest"),
+        sql.countDistinct("origin").alias("origins"),
+        sql.count("redriven_by").alias("redriven_before"),
+    ).collect()[0]
+    result.queues.append(DeadQueue(queue, *row))
+    short = sql.substring("error", 1, ERROR_CHARACTERS)
+    causes = (
+        messages.groupBy("origin", "reason", short.alias("error"))
+        .agg(
+            sql.count(sql.lit(1)).alias("messages"),
+            sql.sum("died_of_attempts").alias("attempts"),
+            moment(sql.min("died_at")).alias("first"),
+            moment(sql.max("died_at")).alias("last"),
+        )
+        .orderBy(sql.col("messages").desc(), "origin", "reason", "error")
+        .limit(SHOWN_MAX)
+        .collect()
+    )
+    result.causes.extend(Cause(queue, *each) for each in causes)
+    hour = sql.date_format("died_at", "yyyy-MM-dd HH:00").alias("hour")
+    hours = messages.groupBy(hour, "reason").count().orderBy("hour", "reason").collect()
+    result.hours.extend(DeadHour(queue, *each) for each in hours)
+    by_key = (
+        messages.groupBy(sql.col("key").cast("string").alias("key"))
+        .count()
+        .orderBy(sql.col("count").desc(), "key")
+        .limit(SHOWN_MAX)
+        .collect()
+    )
+    result.keys.extend(DeadKey(queue, each["key"] or "", each["count"]) for each in by_key)
+
+
+class RedriveJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What goes back, and how."""
+
+    path: str
+    vhost: str = DEFAULT_VHOST
+    queue: str
+    to: str | None = None
+    """None: where each came from."""
+    where: str | None = None
+    """A condition in SQL over value, key, headers, timestamp, attempts, origin, reason, error, died_at, redriven_by."""
+    rate_per_s: float | None = None
+    checkpoint: str
+    dry_run: bool = False
+
+
+class RedrivePlan(msgspec.Struct, frozen=True):
+    """What a redrive is about; fixed when it is first run."""
+
+    run: str
+    queue: str
+    to: str | None
+    where: str | None
+
+
+class Redriven(msgspec.Struct, frozen=True):
+    """What a run did, or would do."""
+
+    run: str
+    snapshot: str | None
+    dead: int
+    """In the snapshot."""
+    wanted: int
+    """Of those, by the condition."""
+    redriven: int
+    """By this run of the job."""
+    stayed: int
+    """Wanted and still there: leased or delayed, or the queue they came from is gone."""
+    seconds: float
+
+
+def redrive(spark: SparkSession, job: RedriveJob, on_progress: Callable[[int, int], None] | None = None) -> Redriven:
+    """Run the job, or go on with it. Messages get no attempts and a header that names the run."""
+    began_s = time.monotonic()
+    place = {"path": job.path, "vhost": job.vhost}
+    if job.dry_run:
+        dead, wanted = _counts(dead_letters(spark, place, job.queue), job.where)
+        return Redriven("", None, dead, wanted, 0, wanted, time.monotonic() - began_s)
+    plan = _plan(spark, job)
+    snapshot = f"{job.checkpoint.rstrip('/')}/snapshot"
+    files = Files(spark, snapshot)
+    if not files.exists(f"{snapshot}/_SUCCESS"):
+        dead_letters(spark, place, job.queue).write.mode("overwrite").parquet(snapshot)
+    kept = spark.read.parquet(snapshot)
+    dead, wanted = _counts(kept, plan.where)
+    if wanted > IDS_MAX:
+        raise InvalidArgumentError(f"{wanted} messages are over the {IDS_MAX} of one run; narrow it with a condition")
+    chosen = kept if plan.where is None else kept.where(plan.where)
+    ids = {bytes(row["messageId"]) for row in chosen.select("messageId").toLocalIterator()}
+    moved, left = _move(job, plan, ids, on_progress)
+    return Redriven(plan.run, snapshot, dead, wanted, moved, left, time.monotonic() - began_s)
+
+
+def _counts(messages: DataFrame, where: str | None) -> tuple[int, int]:
+    wanted = sql.count(sql.lit(1)) if where is None else sql.count_if(sql.expr(where))
+    dead, chosen = messages.agg(sql.count(sql.lit(1)), wanted).collect()[0]
+    return dead, chosen
+
+
+def _plan(spark: SparkSession, job: RedriveJob) -> RedrivePlan:
+    root = job.checkpoint.rstrip("/")
+    files = Files(spark, root)
+    path = f"{root}/plan.json"
+    wanted = RedrivePlan(f"redrive-{uuid4().hex}", job.queue, job.to, job.where)
+    if not files.exists(path):
+        files.write(path, msgspec.json.format(msgspec.json.encode(wanted), indent=1))
+        return wanted
+    try:
+        plan = msgspec.json.decode(files.read(path), type=RedrivePlan)
+    except msgspec.DecodeError as error:
+        raise CorruptionError(f"the plan {path} cannot be read: {error}; begin anew with another checkpoint") from None
+    if (plan.queue, plan.to, plan.where) != (job.queue, job.to, job.where):
+        raise InvalidArgumentError(f"{path} is of another redrive; give its queue and condition, or another checkpoint")
+    return plan
+
+
+def _move(
+    job: RedriveJob, plan: RedrivePlan, ids: set[bytes], on_progress: Callable[[int, int], None] | None
+) -> tuple[int, int]:
+    """(how many moved, how many of those wanted are still there)"""
+    seen = 0
+
+    def is_wanted(message: Message) -> bool:
+        nonlocal seen
+        is_one = message.id in ids and message.headers.get(STAMP) != plan.run
+        seen += is_one
+        if on_progress is not None and is_one:
+            on_progress(seen, len(ids))
+        return is_one
+
+    with closing(open_store(store_path(job.path, job.vhost), create=False)) as store:
+        with closing(GroupCommit(store)) as commit, QueuePlane(store, commit) as plane:
+            moved = plane.redrive(
+                plan.queue, to=plan.to, wanted=is_wanted, rate_per_s=job.rate_per_s, stamp={STAMP: plan.run}
+            )
+        store.sync()
+        return moved, _left(store, plan, ids)
+
+
+def _left(store: Reader, plan: RedrivePlan, ids: set[bytes]) -> int:
+    left = 0
+    after = b""
+    while True:
+        page = browse(store, plan.queue, after=after)
+        left += sum(each.id in ids and each.headers.get(STAMP) != plan.run for each in page.messages)
+        if page.is_last:
+            return left
+        after = page.cursors[-1]

@@ -1,0 +1,73 @@
+"""Latest: the newest record of each key, as a compacted topic would keep it, without touching the topic.
+
+Within a partition the one with the largest offset is the newest. A key that is in several partitions, because their
+number was changed, has one in each; of those the one with the latest time. A newest record without a value says that
+the key was deleted, and is left out unless asked for. Records without a key are left out.
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as sql
+
+from basaltmq.pipeline.outlet import Outlet, named_run, pour
+
+_RECORD = ("value", "timestamp", "topic", "partition", "offset", "headers")
+
+
+class LatestJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What to read, and where the newest go."""
+
+    source: dict[str, str]
+    """Options of the basalt source."""
+    to: Outlet
+    keep_deleted: bool = False
+    checkpoint: str | None = None
+    dry_run: bool = False
+
+
+class Newest(msgspec.Struct, frozen=True):
+    """What was done, or would be."""
+
+    run: str
+    read: int
+    keys: int
+    """Written; with deleted ones only if they were asked for."""
+    seconds: float
+
+
+def latest(spark: SparkSession, job: LatestJob) -> Newest:
+    """Run the job."""
+    if not job.dry_run:
+        job.to.check()
+    began_s = time.monotonic()
+    run = named_run(spark, None if job.dry_run else job.checkpoint, "latest")
+    read, kept = Observation(), Observation()
+    records = spark.read.format("basalt").options(**job.source | {"includeHeaders": "true"}).load()
+    counted = sql.count(sql.lit(1)).alias("records")
+    found = newest_of_each(records.observe(read, counted), keep_deleted=job.keep_deleted).observe(kept, counted)
+    if job.dry_run:
+        found.write.format("noop").mode("overwrite").save()
+    else:
+        pour(spark, found, job.to, run)
+    return Newest(run, int(read.get["records"]), int(kept.get["records"]), time.monotonic() - began_s)
+
+
+def newest_of_each(records: DataFrame, *, keep_deleted: bool = False) -> DataFrame:
+    """One record for each key."""
+    record = sql.struct(*_RECORD)
+    within = (
+        records.where(sql.col("key").isNotNull())
+        .groupBy("topic", "key", "partition")
+        .agg(sql.max_by(record, "offset").alias("record"))
+    )
+    order = sql.struct("record.timestamp", "record.partition", "record.offset")
+    found = (
+        within.groupBy("topic", "key")
+        .agg(sql.max_by("record", order).alias("record"))
+        .select("key", *(f"record.{name}" for name in _RECORD))
+    )
+    return found if keep_deleted else found.where(sql.octet_length("value") > 0)
