@@ -198,7 +198,9 @@ class Lane:
                 self._gathered_bytes += size_bytes
                 self._write_gathered()
             else:
-                self._write(parts, size_bytes)
+                if self._is_tidying:
+                    self._await_tidy()
+                self._write_out(parts, size_bytes)
             self._active.size_bytes += size_bytes
             self._end = position + size_bytes
         return position

@@ -51,6 +51,7 @@ from basaltmq.store.batch import PUT, Batch
 from basaltmq.streams.index_outcomes import Outcomes
 from basaltmq.streams.index_plain import PlainRows
 from basaltmq.streams.index_rows import (
+    ENTRY,
     HAS_KEYS,
     HAS_TAGS,
     INHERITED,
@@ -143,14 +144,13 @@ class StreamIndex:
     def append(
         self, lane: int, segment: int, shard: SegmentShard, entry: Entry, time_min_ms: int, words: Words
     ) -> None:
-        """`note` and `add` of a frame of records that was appended to a segment."""
+        """`note` and `add` of a frame of records that was appended to a segment. Under `lock`."""
         _, _, position, size_bytes, _, time_max_ms, stored_ms, _, _, _ = entry
         sums = self._sums
-        with self.lock:
-            stats = sums.last if sums.last_at == (lane, segment) else sums.of(lane, segment)
-            stats.add(size_bytes, time_min_ms, time_max_ms, stored_ms)
-            self._checkpoints[lane] = position + size_bytes
-            self.add(shard, entry, words, shard.config)
+        stats = sums.last if sums.last_at == (lane, segment) else sums.of(lane, segment)
+        stats.add(size_bytes, time_min_ms, time_max_ms, stored_ms)
+        self._checkpoints[lane] = position + size_bytes
+        self.add(shard, entry, words, shard.config)
 
     def add(self, shard: SegmentShard, entry: Entry, words: Words, config: ShardConfig) -> None:
         """Gather a frame that follows on the shard's last. Under `lock`, after `note`."""
@@ -201,10 +201,12 @@ class StreamIndex:
             # On failure the rows made of entries must not stay: the entries do, and make them again.
             gathered = len(batch.ops)
             put = batch.ops.append
-            frame_key, tail_key = keys.frame_key, keys.stream_tail_key
+            frame_key, tail_key, pack = keys.frame_key, keys.stream_tail_key, ENTRY.pack
             for number, entries in self._entries.items():
-                for entry in entries:
-                    put((PUT, FAMILY, frame_key(number, entry[0]), entry.encode()))
+                # As `Entry.encode` makes them, without a call for each.
+                for last, base, position, size, records, time_ms, stored_ms, mask, expire_ms, flags in entries:
+                    row = pack(position, base, size, records, time_ms, stored_ms, mask, expire_ms, flags)
+                    put((PUT, FAMILY, frame_key(number, last), row))
             for number, shard in self._touched.items():
                 put((PUT, FAMILY, tail_key(number), shard.encode()))
             try:

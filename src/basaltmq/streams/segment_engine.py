@@ -173,7 +173,7 @@ class SegmentEngine(SegmentReader):
         recover(self, logs, quarantine, progress)
         # Those loaded while the index was brought up to date do not know what is undecided.
         self._states = Recent(self.load_state, self._shards_loaded_max)
-        self.lanes = [LogLane(number, log) for number, log in enumerate(logs)]
+        self.lanes = [LogLane(number, log, self.index.lock) for number, log in enumerate(logs)]
         self._ticks = [TickSync(lane.watermarks.group) for lane in self.lanes]
         self._finish()
 

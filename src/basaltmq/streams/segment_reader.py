@@ -67,10 +67,11 @@ class LogLane:
 
     __slots__ = ("lock", "log", "number", "watermarks")
 
-    def __init__(self, number: int, log: Lane) -> None:
+    def __init__(self, number: int, log: Lane, lock: threading.RLock) -> None:
         self.number = number
         self.log = log
-        self.lock = threading.RLock()
+        self.lock = lock
+        """The index's: an append goes to both, and a lock more costs as much as its entry."""
         self.watermarks = Watermarks(log, log.secure, log.tidy)
 
     def sync_soon(self) -> None:
