@@ -2,7 +2,7 @@
 
 Objects of the node's catalog:
 
-    user   name   ->   {"hash": see passwords.py, "tags": [...]}
+    user   name   ->   {"hash": see passwords.py, "tags": [...], "scram": {mechanism: see scram.py}}
 
 Checking a password takes tens of milliseconds on purpose, so it is done in threads, a few at a time, and what was right
 once is remembered under a key of this process: a thousand connections of one user cost one check. A name nobody has
@@ -21,6 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from basaltmq.broker import passwords
+from basaltmq.broker.scram import ITERATIONS_MIN, ScramCredential, of_row
 from basaltmq.catalog.catalog import Catalog
 from basaltmq.catalog.kinds import Kind
 from basaltmq.catalog.objects import CatalogObject
@@ -39,6 +40,7 @@ REMEMBERED_MAX: Final = 4096
 """Right passwords remembered, by user."""
 
 PAGE: Final = 500
+SCRAM_SALT_BYTES: Final = 16
 
 
 class User(msgspec.Struct, frozen=True):
@@ -86,8 +88,39 @@ class Users:
         if name in self._loopback_only() and not peer_is_loopback:
             raise AuthenticationError(f"user '{name}' can only connect via localhost")
         if passwords.is_outdated(stored):
-            await self.set_password(name, password)
+            await self._update(found, {"hash": await self._hash(password, None)})
         return _shown(found)
+
+    def entering(self, name: str, *, peer_is_loopback: bool) -> User:
+        """The user of this name, who has shown elsewhere to be it."""
+        found = self._find(name)
+        if found is None:
+            raise AuthenticationError(f"user '{name}' was refused: there is no such user")
+        if name in self._loopback_only() and not peer_is_loopback:
+            raise AuthenticationError(f"user '{name}' can only connect via localhost")
+        return _shown(found)
+
+    def scram_of(self, name: str, mechanism: str) -> ScramCredential | None:
+        found = self._find(name)
+        row = None if found is None else found.attributes.get("scram", {}).get(mechanism)
+        return None if row is None else of_row(row)
+
+    def scram_for(self, name: str, mechanism: str) -> tuple[ScramCredential, bool]:
+        """A credential for any name, and whether it is somebody's: names are not told apart by what they get."""
+        found = self.scram_of(name, mechanism)
+        if found is not None:
+            return found, True
+        made = hashlib.blake2b(f"{mechanism} {name}".encode(errors="replace"), key=self._secret, person=b"basalt-scram")
+        return ScramCredential(made.digest()[:SCRAM_SALT_BYTES], ITERATIONS_MIN, made.digest(), b""), False
+
+    async def set_scram(self, name: str, mechanism: str, credential: ScramCredential | None) -> None:
+        """Give or take the credential of a mechanism."""
+        found = self._require(name)
+        kept = dict(found.attributes.get("scram", {}))
+        kept.pop(mechanism, None)
+        if credential is not None:
+            kept[mechanism] = credential.row()
+        await self._update(found, {"scram": kept})
 
     async def _is_right(self, name: str, stored: str, password: str) -> bool:
         mark = hashlib.blake2b(password.encode(errors="replace"), key=self._secret, person=b"basalt-password").digest()
@@ -150,7 +183,8 @@ class Users:
     async def set_password(self, name: str, password: str | None, *, password_hash: str | None = None) -> None:
         stored = await self._hash(password, password_hash)
         found = self._require(name)
-        await self._update(found, {"hash": stored})
+        # Who lost a password is not let in by what was made of it.
+        await self._update(found, {"hash": stored, "scram": {}})
 
     async def set_tags(self, name: str, tags: Iterable[str]) -> None:
         await self._update(self._require(name), {"tags": _check_tags(tags)})

@@ -1,7 +1,12 @@
-"""Who is let in: SASL PLAIN through the broker's users, their permissions, TLS."""
+"""Who is let in: SASL PLAIN and SCRAM through the broker's users, their permissions, TLS."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
+import ssl
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,7 +44,7 @@ def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield broker
 
 
-def settings(broker: Broker, password: str = "secret") -> dict[str, Any]:  # noqa: S107
+def settings(broker: Broker, password: str = "secret", **more: str) -> dict[str, Any]:  # noqa: S107
     return {
         "bootstrap.servers": f"localhost:{broker.port('kafka')}",
         "security.protocol": "SASL_SSL",
@@ -48,6 +53,7 @@ def settings(broker: Broker, password: str = "secret") -> dict[str, Any]:  # noq
         "sasl.mechanism": "PLAIN",
         "sasl.username": "alice",
         "sasl.password": password,
+        **{name.replace("_", "."): value for name, value in more.items()},
     }
 
 
@@ -109,3 +115,68 @@ def test_who_does_not_say_who_they_are_in_time_is_sent_away(tmp_path: Path) -> N
         RawClient(broker.port("kafka")) as client,
     ):
         assert client.is_closed()
+
+
+def test_a_user_with_a_scram_credential_comes_in_by_it_until_the_password_changes(closed: Broker) -> None:
+    closed.call("PUT", path("users", "carol"), {"password": "first", "tags": []})
+    closed.call("PUT", path("permissions", "/", "carol"), {"configure": ".*", "write": ".*", "read": ".*"})
+    guest = kafka_admin.AdminClient(settings(closed, "guest", sasl_username="guest"))
+    kinds = (kafka_admin.ScramMechanism.SCRAM_SHA_256, kafka_admin.ScramMechanism.SCRAM_SHA_512)
+    given = [
+        kafka_admin.UserScramCredentialUpsertion("carol", kafka_admin.ScramCredentialInfo(kind, 4096), b"first")
+        for kind in kinds
+    ]
+    for done in guest.alter_user_scram_credentials(given).values():
+        done.result(WAIT_S)
+    told = guest.describe_user_scram_credentials(["carol"])["carol"].result(WAIT_S)
+    assert {each.mechanism for each in told.scram_credential_infos} == set(kinds)
+
+    def topics(mechanism: str, password: str) -> Any:
+        made = settings(closed, password, sasl_username="carol", sasl_mechanism=mechanism)
+        return kafka_admin.AdminClient(made).list_topics(timeout=5)
+
+    for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
+        assert topics(mechanism, "first").brokers
+    with pytest.raises(confluent_kafka.KafkaException):
+        topics("SCRAM-SHA-256", "wrong")
+    carol = kafka_admin.AdminClient(settings(closed, "first", sasl_username="carol"))
+    with pytest.raises(confluent_kafka.KafkaException):
+        carol.alter_user_scram_credentials(given[:1])["carol"].result(WAIT_S)
+    closed.call("PUT", path("users", "carol"), {"password": "second", "tags": []})
+    with pytest.raises(confluent_kafka.KafkaException):
+        topics("SCRAM-SHA-256", "first")
+    assert topics("PLAIN", "second").brokers
+
+
+def test_scram_over_bare_messages_as_early_clients_send_them(closed: Broker) -> None:
+    salted = hashlib.pbkdf2_hmac("sha256", b"old", b"salt", 4096)
+    closed.call("PUT", path("users", "dora"), {"password": "else", "tags": []})
+    closed.call("PUT", path("permissions", "/", "dora"), {"configure": ".*", "write": ".*", "read": ".*"})
+    context = ssl.create_default_context(cafile=str(FILES / "authority.pem"))
+    context.check_hostname = False
+
+    def encrypted() -> RawClient:
+        client = RawClient(closed.port("kafka"))
+        client._socket = context.wrap_socket(client._socket)
+        return client
+
+    with encrypted() as client:
+        assert client.ask(k.SASL_HANDSHAKE, 1, {"mechanism": "PLAIN"})["error_code"] == 0
+        assert client.ask(k.SASL_AUTHENTICATE, 2, {"auth_bytes": b"\0guest\0guest"})["error_code"] == 0
+        row = {"name": "dora", "mechanism": 1, "iterations": 4096, "salt": b"salt", "salted_password": salted}
+        asked = {"deletions": [], "upsertions": [row]}
+        assert client.ask(k.ALTER_USER_SCRAM_CREDENTIALS, 0, asked)["results"][0]["error_code"] == 0
+    with encrypted() as client:
+        assert client.ask(k.SASL_HANDSHAKE, 0, {"mechanism": "SCRAM-SHA-256"})["error_code"] == 0
+        first = b"n=dora,r=abc"
+        client.send(struct.pack(">i", 3 + len(first)) + b"n,," + first)
+        answer = client.frame()
+        nonce = answer.split(b",")[0]
+        client_key = hmac.digest(salted, b"Client Key", "sha256")
+        signed = b",".join((first, answer, b"c=biws", nonce))
+        signature = hmac.digest(hashlib.sha256(client_key).digest(), signed, "sha256")
+        proof = base64.b64encode(bytes(one ^ other for one, other in zip(client_key, signature, strict=True)))
+        final = b"c=biws," + nonce + b",p=" + proof
+        client.send(struct.pack(">i", len(final)) + final)
+        assert client.frame().startswith(b"v=")
+        assert client.ask(k.METADATA, 0, {"topics": []})["brokers"]

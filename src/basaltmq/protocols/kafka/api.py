@@ -53,6 +53,8 @@ CREATE_PARTITIONS: Final = 37
 DELETE_GROUPS: Final = 42
 INCREMENTAL_ALTER_CONFIGS: Final = 44
 OFFSET_DELETE: Final = 47
+DESCRIBE_USER_SCRAM_CREDENTIALS: Final = 50
+ALTER_USER_SCRAM_CREDENTIALS: Final = 51
 DESCRIBE_CLUSTER: Final = 60
 DESCRIBE_PRODUCERS: Final = 61
 DESCRIBE_TRANSACTIONS: Final = 65
@@ -129,6 +131,24 @@ APIS: Final[dict[int, Api]] = {
             data.OFFSET_FOR_LEADER_EPOCH_RESPONSE,
         ),
         Api(ALTER_CONFIGS, "AlterConfigs", 0, 2, 2, topics.ALTER_CONFIGS_REQUEST, topics.ALTER_CONFIGS_RESPONSE),
+        Api(
+            DESCRIBE_USER_SCRAM_CREDENTIALS,
+            "DescribeUserScramCredentials",
+            0,
+            0,
+            0,
+            session.DESCRIBE_SCRAM_REQUEST,
+            session.DESCRIBE_SCRAM_RESPONSE,
+        ),
+        Api(
+            ALTER_USER_SCRAM_CREDENTIALS,
+            "AlterUserScramCredentials",
+            0,
+            0,
+            0,
+            session.ALTER_SCRAM_REQUEST,
+            session.ALTER_SCRAM_RESPONSE,
+        ),
         Api(
             DESCRIBE_CLUSTER,
             "DescribeCluster",

@@ -71,3 +71,50 @@ FIND_COORDINATOR_RESPONSE: Final = Struct(
         until=EVER,
     ),
 )
+
+DESCRIBE_SCRAM_REQUEST: Final = Struct(Field("users", Array(Struct(Field("name", "string"))), null_since=0))
+DESCRIBE_SCRAM_RESPONSE: Final = Struct(
+    Field("throttle_time_ms", "int32"),
+    Field("error_code", "int16"),
+    Field("error_message", "string", null_since=0),
+    Field(
+        "results",
+        Array(
+            Struct(
+                Field("user", "string"),
+                Field("error_code", "int16"),
+                Field("error_message", "string", null_since=0),
+                Field("credential_infos", Array(Struct(Field("mechanism", "int8"), Field("iterations", "int32")))),
+            )
+        ),
+    ),
+)
+
+ALTER_SCRAM_REQUEST: Final = Struct(
+    Field("deletions", Array(Struct(Field("name", "string"), Field("mechanism", "int8")))),
+    Field(
+        "upsertions",
+        Array(
+            Struct(
+                Field("name", "string"),
+                Field("mechanism", "int8"),
+                Field("iterations", "int32"),
+                Field("salt", "bytes"),
+                Field("salted_password", "bytes"),
+            )
+        ),
+    ),
+)
+ALTER_SCRAM_RESPONSE: Final = Struct(
+    Field("throttle_time_ms", "int32"),
+    Field(
+        "results",
+        Array(
+            Struct(
+                Field("user", "string"),
+                Field("error_code", "int16"),
+                Field("error_message", "string", null_since=0),
+            )
+        ),
+    ),
+)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import secrets
 from collections import deque
 from collections.abc import Coroutine
 from struct import Struct as Layout
@@ -28,7 +29,8 @@ from basaltmq.protocols.kafka import errors as e
 from basaltmq.protocols.kafka.desk import Later
 from basaltmq.protocols.kafka.fetch_session import FetchSession
 from basaltmq.protocols.kafka.schema import Fields
-from basaltmq.protocols.kafka.session import MECHANISMS, api_versions, read_plain
+from basaltmq.protocols.kafka.scram import ScramExchange
+from basaltmq.protocols.kafka.session import MECHANISMS, PLAIN, api_versions, read_plain
 
 if TYPE_CHECKING:
     from basaltmq.protocols.kafka.server import Server
@@ -44,6 +46,7 @@ WRITE_HIGH_BYTES: Final = 4 << 20
 REFUSAL_DELAY_S: Final = 0.3
 """A wrong password costs the guesser this long."""
 
+NONCE_BYTES: Final = 24
 _SIZE: Final = Layout(">i")
 _OPEN: Final = frozenset((k.API_VERSIONS, k.SASL_HANDSHAKE, k.SASL_AUTHENTICATE))
 _log: Final = logging.getLogger(__name__)
@@ -66,7 +69,8 @@ class Connection(asyncio.Protocol):
         self._may_enter = False
         self._mechanism = ""
         self._is_bare = False
-        """The next frame is bare PLAIN."""
+        """Frames are bare messages of the mechanism."""
+        self._scram: ScramExchange | None = None
         self._step: asyncio.Task[None] | None = None
         self._waiting: deque[tuple[asyncio.Task[list[bytes]], int]] = deque()
         self._waiting_bytes = 0
@@ -169,8 +173,7 @@ class Connection(asyncio.Protocol):
 
     def _handle(self, frame: bytes) -> None:
         if self._is_bare:
-            self._is_bare = False
-            self._begin(self._bare_plain(frame))
+            self._begin(self._bare(frame))
             return
         try:
             request = k.decode_request(frame)
@@ -189,7 +192,9 @@ class Connection(asyncio.Protocol):
         elif key == k.SASL_AUTHENTICATE:
             self._begin(self._authenticate(request))
         elif not self._may_enter:
-            raise MalformedRequestError(f"{request.api.name} before authentication; set up SASL PLAIN")
+            raise MalformedRequestError(
+                f"{request.api.name} before authentication; set up SASL: {', '.join(MECHANISMS)}"
+            )
         else:
             self._ask(request, len(frame))
 
@@ -270,6 +275,7 @@ class Connection(asyncio.Protocol):
 
     def _handshake(self, request: k.Request) -> None:
         self._mechanism = request.body["mechanism"]
+        self._scram = None
         is_known = self._mechanism in MECHANISMS
         self._is_bare = is_known and request.version == 0
         code = e.NONE if is_known else e.UNSUPPORTED_SASL_MECHANISM
@@ -279,27 +285,43 @@ class Connection(asyncio.Protocol):
         if self._mechanism not in MECHANISMS:
             return self._chunks(request, {"error_code": e.ILLEGAL_SASL_STATE, "error_message": "handshake first"})
         try:
-            await self._log_in(request.body["auth_bytes"])
+            answer = await self._log_in(request.body["auth_bytes"])
         except AuthenticationError as error:
             _log.warning("%s: %s", self.name, error)
             await asyncio.sleep(REFUSAL_DELAY_S)
             self._send(self._chunks(request, {"error_code": e.SASL_AUTHENTICATION_FAILED, "error_message": str(error)}))
             self._end("authentication failed")
             return []
-        return self._chunks(request, {"error_message": None})
+        return self._chunks(request, {"error_message": None, "auth_bytes": answer})
 
-    async def _bare_plain(self, raw: bytes) -> list[bytes]:
+    async def _bare(self, raw: bytes) -> list[bytes]:
         try:
-            await self._log_in(raw)
+            answer = await self._log_in(raw)
         except AuthenticationError:
             await asyncio.sleep(REFUSAL_DELAY_S)
             raise
-        return [_SIZE.pack(0)]
+        self._is_bare = self._scram is not None
+        return [_SIZE.pack(len(answer)), answer]
 
-    async def _log_in(self, raw: bytes) -> None:
-        name, password = read_plain(raw)
+    async def _log_in(self, raw: bytes) -> bytes:
+        """One message of the mechanism; its answer. The last one lets the client in."""
+        users = self.server.node.users
+        if self._mechanism == PLAIN:
+            name, password = read_plain(raw)
+            self._let_in(await users.authenticate(name, password, peer_is_loopback=self._is_loopback()))
+            return b""
+        exchange, mechanism = self._scram, self._mechanism
+        if exchange is None:
+            nonce = secrets.token_urlsafe(NONCE_BYTES)
+            exchange = self._scram = ScramExchange(mechanism, lambda name: users.scram_for(name, mechanism), nonce)
+            return exchange.first(raw)
+        answer = exchange.final(raw)
+        self._let_in(users.entering(exchange.name, peer_is_loopback=self._is_loopback()))
+        self._scram = None
+        return answer
+
+    def _let_in(self, user: User) -> None:
         node = self.server.node
-        user = await node.users.authenticate(name, password, peer_is_loopback=self._is_loopback())
         try:
             node.permissions.check_vhost(user, self.server.settings.vhost)
         except AccessRefusedError as error:
@@ -310,6 +332,9 @@ class Connection(asyncio.Protocol):
     def check(self, kind: str, resource: str) -> None:
         if self.user is not None:
             self.server.node.permissions.check(self.user, self.server.settings.vhost, kind, resource)
+
+    def is_administrator(self) -> bool:
+        return self.user is None or self.user.is_administrator
 
     def may(self, kind: str, resource: str) -> bool:
         try:

@@ -73,6 +73,8 @@ class Client(Protocol):
 
     def may(self, kind: str, resource: str) -> bool: ...
 
+    def is_administrator(self) -> bool: ...
+
 
 class Later(NamedTuple):
     """An answer that is on its way; the requests after it need not wait for it."""

@@ -12,7 +12,17 @@ from typing import Final
 from basaltmq.broker.node import Node
 from basaltmq.errors import VHostDownError
 from basaltmq.protocols.kafka import api as k
-from basaltmq.protocols.kafka import configs, fetch, groups, positions, produce, session, topics, transactions_requests
+from basaltmq.protocols.kafka import (
+    configs,
+    fetch,
+    groups,
+    positions,
+    produce,
+    scram_users,
+    session,
+    topics,
+    transactions_requests,
+)
 from basaltmq.protocols.kafka.connection import Connection
 from basaltmq.protocols.kafka.desk import Desk, Handler, Settings
 
@@ -35,6 +45,8 @@ def handlers() -> dict[int, Handler]:
         k.DELETE_RECORDS: topics.delete_records,
         k.DESCRIBE_CONFIGS: configs.describe_configs,
         k.ALTER_CONFIGS: configs.alter_configs,
+        k.DESCRIBE_USER_SCRAM_CREDENTIALS: scram_users.describe,
+        k.ALTER_USER_SCRAM_CREDENTIALS: scram_users.alter,
         k.DESCRIBE_CLUSTER: topics.describe_cluster,
         k.INCREMENTAL_ALTER_CONFIGS: configs.incremental_alter_configs,
         k.FIND_COORDINATOR: session.find_coordinator,

@@ -1,14 +1,15 @@
 """Requests about the connection and the broker: versions, authentication, coordinators, producer ids.
 
-PLAIN is the one mechanism: an authorization id, a name and a password with NUL between them, checked against the
-broker's users. SaslAuthenticate carries it from version 1 of SaslHandshake on; after version 0 clients send it bare,
-with a size in front, and get an empty answer.
+PLAIN is an authorization id, a name and a password with NUL between them, checked against the broker's users; SCRAM is
+told in `scram`. SaslAuthenticate carries them from version 1 of SaslHandshake on; after version 0 clients send them
+bare, with a size in front, and are answered the same way.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from basaltmq.broker.scram import SHA_256, SHA_512
 from basaltmq.errors import AuthenticationError
 from basaltmq.protocols.kafka import errors as e
 from basaltmq.protocols.kafka.api import APIS, Request
@@ -17,7 +18,7 @@ from basaltmq.protocols.kafka.schema import Fields
 from basaltmq.protocols.kafka.transactions_requests import initialize
 
 PLAIN: Final = "PLAIN"
-MECHANISMS: Final = (PLAIN,)
+MECHANISMS: Final = (PLAIN, SHA_256, SHA_512)
 GROUP: Final = 0
 TRANSACTION: Final = 1
 

@@ -1,0 +1,97 @@
+"""SCRAM by the example of its RFC, and what it refuses."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+
+import pytest
+
+from basaltmq.broker.scram import SHA_256, ScramCredential, of_row, of_salted
+from basaltmq.errors import AuthenticationError, InvalidArgumentError
+from basaltmq.protocols.kafka.scram import ScramExchange
+
+SALT = base64.b64decode("W22ZaJ0SNY7soEsUEjb6gQ==")
+SALTED = hashlib.pbkdf2_hmac("sha256", b"pencil", SALT, 4096)
+THEIRS = "rOprNGfwEbeRWgbNEkqO"
+OURS = "%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
+FIRST = f"n,,n=user,r={THEIRS}".encode()
+FINAL = f"c=biws,r={THEIRS}{OURS},p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=".encode()
+
+
+def exchange(*, is_somebody: bool = True) -> ScramExchange:
+    made = of_salted(SHA_256, SALT, 4096, SALTED)
+    assert of_row(made.row()) == made
+    return ScramExchange(SHA_256, lambda name: (made, is_somebody), OURS)
+
+
+def test_the_example_of_the_rfc_is_let_in() -> None:
+    begun = exchange()
+    assert begun.first(FIRST) == f"r={THEIRS}{OURS},s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096".encode()
+    assert begun.final(FINAL) == b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
+    assert begun.name == "user"
+
+
+@pytest.mark.parametrize(
+    "final",
+    [
+        FINAL.replace(b"dHz", b"dHy"),
+        FINAL.replace(b"c=biws", b"c=eSws"),
+        FINAL.replace(b"rOpr", b"rOps"),
+        FINAL[:-9],
+        b"",
+        b"\xff,p=AA==",
+    ],
+)
+def test_what_is_not_a_proof_of_the_password_is_refused(final: bytes) -> None:
+    begun = exchange()
+    begun.first(FIRST)
+    with pytest.raises(AuthenticationError):
+        begun.final(final)
+
+
+def test_a_right_proof_for_a_credential_that_is_nobodys_is_refused() -> None:
+    begun = exchange(is_somebody=False)
+    begun.first(FIRST)
+    with pytest.raises(AuthenticationError, match="wrong"):
+        begun.final(FINAL)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"",
+        b"n,,",
+        b"p=tls-unique,,n=user,r=abc",
+        b"n,,n=user",
+        b"n,,r=abc",
+        b"n,a=other,n=user,r=abc",
+        b"n,,m=ext,n=user,r=abc",
+        b"n,,n=user,r=abc,tokenauth=true",
+        b"n,,n=user,r=" + b"x" * 2000,
+        b"\xff\xfe",
+    ],
+)
+def test_first_messages_that_make_no_sense_are_refused(first: bytes) -> None:
+    with pytest.raises(AuthenticationError):
+        exchange().first(first)
+
+
+def test_names_with_commas_and_equal_signs_come_through() -> None:
+    asked: list[str] = []
+
+    def credential_of(name: str) -> tuple[ScramCredential, bool]:
+        asked.append(name)
+        return ScramCredential(b"s", 4096, b"", b""), False
+
+    ScramExchange(SHA_256, credential_of, OURS).first(b"y,a=a=3Db=2Cc,n=a=3Db=2Cc,r=abc")
+    assert asked == ["a=b,c"]
+
+
+@pytest.mark.parametrize(
+    ("salt", "iterations", "salted"),
+    [(SALT, 4095, SALTED), (SALT, 16_385, SALTED), (b"", 4096, SALTED), (SALT, 4096, SALTED[:-1])],
+)
+def test_weak_or_broken_credentials_are_not_taken(salt: bytes, iterations: int, salted: bytes) -> None:
+    with pytest.raises(InvalidArgumentError):
+        of_salted(SHA_256, salt, iterations, salted)
