@@ -31,6 +31,9 @@ HEADERS: Final = ", headers array<struct<key:string,value:binary>>"
 BATCH_BYTES: Final = 16 << 20
 """Bytes of one read; with large records a batch has fewer rows than asked for."""
 
+COUNTED: Final = ("value", "key", "headers", "tags")
+"""Columns whose bytes a read is limited by."""
+
 ROWS_SLACK: Final = 4
 """A batch may have so many times the rows asked for, where records become smaller from one read to the next."""
 
@@ -73,7 +76,7 @@ def read_piece(view: StreamView, piece: Piece, options: ReadOptions) -> Iterator
             batch = found.arrow()
             if found.next_offset > piece.end:
                 batch = _below(batch, piece.end)
-            record_bytes = (batch.column("value").nbytes + batch.column("key").nbytes) / max(1, batch.num_rows)
+            record_bytes = sum(batch.column(name).nbytes for name in COUNTED) / max(1, batch.num_rows)
             yield rows.batch(batch)
         if found.next_offset <= offset:
             check_kept(piece.topic, piece.partition, offset, piece.end, info, options)
