@@ -23,6 +23,11 @@ PAGING: Final = {
     "columns": "Only these fields, with commas between them.",
 }
 
+ARROW_FILE: Final = "application/vnd.apache.arrow.file"
+"""Bodies that are taken in as they come are Arrow IPC files."""
+
+_BINARY: Final = {"type": "string", "format": "binary"}
+
 PAGE_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 _STYLE: Final = """
@@ -62,6 +67,8 @@ def document(routes: Sequence[Route], server: str = "/") -> dict[str, Any]:
                 "required": not route.optional_body,
                 "content": {"application/json": {"schema": schema_of[id(route.takes)]}},
             }
+        if route.sink is not None:
+            operation["requestBody"] = {"required": True, "content": {ARROW_FILE: {"schema": _BINARY}}}
         paths.setdefault(route.path, {})[route.method.lower()] = operation
     return {
         "openapi": "3.1.0",

@@ -1,0 +1,163 @@
+"""Spark through a broker: reads, writes and queues over the network, and a broker killed under a streaming query."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from tests.interop.server import Broker, running
+
+from basaltmq.errors import (
+    AuthenticationError,
+    BasaltError,
+    InvalidArgumentError,
+    NotFoundError,
+    QueueNotFoundError,
+    TopicNotFoundError,
+    UnavailableError,
+)
+from basaltmq.pipeline.remote import RemoteView
+from basaltmq.pipeline.remote_http import Login, path
+from pyspark_basalt.options import parse
+from pyspark_basalt.queue_source import QueueBatchReader, QueueStreamReader
+from pyspark_basalt.source import BatchReader
+
+pytestmark = [pytest.mark.spec("F1", "F3"), pytest.mark.timeout(900), pytest.mark.xdist_group("spark")]
+
+WAIT_S = 300.0
+WRONG = "s3same"
+ROWS = 600
+
+
+def until(what: Callable[[], bool]) -> None:
+    pause = threading.Event()
+    for _ in range(int(WAIT_S / 0.1)):
+        if what():
+            return
+        pause.wait(0.1)
+    pytest.fail("it did not come about in time")
+
+
+def contents(view: RemoteView, topic: str) -> list[bytes]:
+    view.refresh()
+    partitions = range(len(view.topic(topic).shards))
+    batches = (batch for number in partitions for batch in view.records(topic, number, 0, 1 << 40))
+    return [value for batch in batches for value in batch.column("value").to_pylist()]
+
+
+def write(spark: SparkSession, server: str, low: int, high: int) -> None:
+    frame = spark.range(low, high, numPartitions=2).selectExpr("concat('k', id % 7) AS key", "concat('v', id) AS value")
+    frame.write.format("basalt").mode("append").options(server=server, topic="in").save()
+
+
+def test_a_query_outlives_its_broker_and_each_record_is_there_once(spark: SparkSession, tmp_path: Path) -> None:
+    with running(tmp_path / "data") as broker:
+        server = broker.url("admin")
+        view = RemoteView(Login(server))
+        for topic in ("in", "out"):
+            broker.call("PUT", path("topics", "/", topic), {"partitions": 2})
+        write(spark, server, 0, ROWS)
+        query = (
+            spark.readStream.format("basalt")
+            .options(server=server, subscribe="in", startingOffsets="earliest", maxOffsetsPerTrigger="300")
+            .option("commitGroup", "copier")
+            .load()
+            .select("key", "value", "timestamp")
+            .writeStream.format("basalt")
+            .options(server=server, topic="out", checkpointLocation=str(tmp_path / "checkpoint"))
+            .start()
+        )
+        try:
+            until(lambda: len(contents(view, "out")) > 0)
+            broker.kill()
+            broker.start()
+            write(spark, server, ROWS, ROWS + 100)
+            until(lambda: len(contents(view, "out")) >= ROWS + 100)
+            # The group is told of the last batch too, though Spark does not tell the source of it.
+            until(lambda: sum(each.lag for each in view.lag("copier")) == 0)
+            assert query.exception() is None
+        finally:
+            query.stop()
+        assert sorted(contents(view, "out")) == sorted(b"v%d" % i for i in range(ROWS + 100))
+        assert not list((broker.data_dir / "vhosts").glob("*/store/staging/*"))
+        assert query.lastProgress is not None
+        assert '"latestOffset"' in query.lastProgress.json
+        found = spark.read.format("basalt").options(server=server, subscribe="in", minPartitions="4").load()
+        assert found.where("offset >= 0").count() == ROWS + 100
+        refused = spark.read.format("basalt").options(server=server, subscribe="in", password=WRONG).load()
+        with pytest.raises((AnalysisException, PySparkException), match="does not let user 'guest' in") as caught:
+            refused.count()
+        plan = refused._jdf.queryExecution().toString()
+        for text in (str(caught.value), plan, broker.log()):
+            assert WRONG not in text
+
+
+def rows_of(reader: BatchReader | QueueBatchReader) -> list[dict[str, Any]]:
+    batches = (batch for part in reader.partitions() for batch in reader.read(part))
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with running(tmp_path_factory.mktemp("broker") / "data") as started:
+        started.call("PUT", path("topics", "/", "orders"), {"partitions": 2})
+        started.call("PUT", path("queues", "/", "jobs"), {"durable": True})
+        yield started
+
+
+def enqueue(broker: Broker, *payloads: str) -> None:
+    for payload in payloads:
+        body = {"properties": {"delivery_mode": 2}, "routing_key": "jobs", "payload": payload}
+        broker.call("POST", path("exchanges", "/", "amq.default", "publish"), {**body, "payload_encoding": "string"})
+
+
+def test_a_queue_is_read_by_path_and_by_server_and_read_on_from_a_checkpoint(broker: Broker) -> None:
+    places = ({"server": broker.url("admin")}, {"path": str(broker.data_dir)})
+    streams = [
+        QueueStreamReader(parse({"queue": "jobs", "startingOffsets": "earliest", **place}, is_streaming=True))
+        for place in places
+    ]
+    enqueue(broker, "m0", "m1", "m2")
+    ends = []
+    for place, stream in zip(places, streams, strict=True):
+        for pieces in ("1", "3"):
+            rows = rows_of(QueueBatchReader(parse({"queue": "jobs", "minPartitions": pieces, **place})))
+            assert sorted(row["value"] for row in rows) == [b"m0", b"m1", b"m2"]
+        start = stream.initialOffset()
+        ends.append(stream.latestOffset(start, ReadAllAvailable()))
+        assert len(stream.partitions(start, ends[-1])) == 1
+    assert ends[0] == ends[1]
+    enqueue(broker, "m3")
+    for stream, end in zip(streams, ends, strict=True):
+        later = stream.latestOffset(end, ReadAllAvailable())
+        (part,) = stream.partitions(end, later)
+        rows = [row for batch in stream.read(part) for row in batch.to_pylist()]
+        assert [(row["value"], row["topic"], row["attempts"]) for row in rows] == [(b"m3", "jobs", 0)]
+        assert stream.latestOffset(later, ReadAllAvailable()) is later
+    assert broker.call("GET", path("queues", "/", "jobs"))["messages"] == 4
+
+
+def test_what_is_wrong_is_told_in_one_line_before_any_task_runs(broker: Broker) -> None:
+    server = broker.url("admin")
+    wrong: list[tuple[dict[str, str], type[BasaltError], str]] = [
+        ({"subscribe": "order"}, TopicNotFoundError, f"there is no topic 'order' in {server}; there are"),
+        ({"subscribe": "orders", "password": WRONG}, AuthenticationError, "does not let user 'guest' in"),
+        ({"subscribe": "orders", "vhost": "v"}, NotFoundError, "there is no vhost 'v'"),
+        ({"subscribe": "orders", "startingOffsets": '{"orders": {"0": 9}}'}, InvalidArgumentError, "from 9"),
+        ({"subscribe": "orders", "server": "127.0.0.1:1", "retryTimeoutMs": "0"}, UnavailableError, "no broker"),
+    ]
+    for options, error, told in wrong:
+        with pytest.raises(error, match=told) as caught:
+            BatchReader(parse({"server": server, **options})).partitions()
+        assert "\n" not in str(caught.value)
+        assert WRONG not in str(caught.value)
+    with pytest.raises(QueueNotFoundError, match="there is no queue 'job'"):
+        QueueBatchReader(parse({"server": server, "queue": "job"})).partitions()
+    with pytest.raises(QueueNotFoundError, match=r"there is no queue 'job' in .*; there are jobs"):
+        QueueBatchReader(parse({"path": str(broker.data_dir), "queue": "job"})).partitions()
