@@ -66,6 +66,8 @@ class Produce:
                     except BasaltError as error:
                         future = loop.create_future()
                         future.set_exception(error)
+                    # A client that goes away leaves some that nobody asks for their errors.
+                    future.add_done_callback(_looked_at)
                     held_bytes += size_bytes
                     in_flight.put_nowait(_InFlight(request.number, future, size_bytes))
                     while in_flight.qsize() >= WINDOW_BATCHES or held_bytes >= WINDOW_BYTES:
@@ -96,3 +98,8 @@ class Produce:
         self._desk.check(queue)
         self._desk.require_room()
         return self._tick.enqueue(queue, drafts_of(batch))
+
+
+def _looked_at(future: asyncio.Future[list[bytes]]) -> None:
+    if not future.cancelled():
+        future.exception()

@@ -38,6 +38,7 @@ class Call:
     """Who calls, for what, and how it goes."""
 
     __slots__ = (
+        "_held_bytes",
         "_is_answering",
         "_messages",
         "_method",
@@ -65,6 +66,7 @@ class Call:
         self._task: asyncio.Future[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_answering = False
+        self._held_bytes = 0
         self._unread_bytes = 0
         """Received and kept back from the window, because the handler does not read."""
         self._reader: asyncio.Future[None] | None = None
@@ -89,10 +91,9 @@ class Call:
         if self._messages is None:
             self._messages = Messages(self.connection.request_bytes_max, self.head.encoding)
         messages = self._messages
-        held_bytes = messages.held_bytes
         try:
             messages.add(chunk)
-            self.connection.hold(messages.held_bytes - held_bytes)
+            self._hold(messages.held_bytes)
             if has_ended:
                 messages.end()
         except MessageTooLarge as error:
@@ -115,6 +116,11 @@ class Call:
             self.finish(
                 Outcome(Status.RESOURCE_EXHAUSTED, "the connection has too much on its way that is not complete")
             )
+
+    def _hold(self, size_bytes: int) -> None:
+        """So much of a message is kept until it is whole."""
+        self.connection.hold(size_bytes - self._held_bytes)
+        self._held_bytes = size_bytes
 
     def _release(self, size_bytes: int) -> None:
         self.connection.core.consumed(self.stream, size_bytes)
@@ -272,8 +278,7 @@ class Call:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._messages is not None:
-            self.connection.hold(-self._messages.held_bytes)
+        self._hold(0)
         if self._unread_bytes:
             self.connection.core.consumed(self.stream, self._unread_bytes)
             self._unread_bytes = 0

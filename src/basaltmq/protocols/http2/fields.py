@@ -64,9 +64,9 @@ class BlockReader(Generic[F]):
         self._was_acked = False
 
     def acked(self) -> None:
-        """The other side knows that it is to keep no table."""
+        """The other side knows that it is to keep no table. It has to say that it does; who never says so and has
+        nothing in its table does no harm."""
         self._was_acked = True
-        self._decoder.max_allowed_table_size = 0
 
     def read(self, block: bytes) -> F:
         """What a block means; ConnectionFault if it cannot be told, after which no other can."""
@@ -90,6 +90,7 @@ class BlockReader(Generic[F]):
             self._meanings.keep(block, meaning)
         elif self._was_acked and self._decoder.header_table_size == 0:
             self._is_stateless = True
+            self._decoder.max_allowed_table_size = 0
         return meaning
 
 

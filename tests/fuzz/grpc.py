@@ -1,0 +1,309 @@
+"""Fuzz gRPC: whole sessions over HTTP/2, valid at first, then damaged, against the services on a real queue plane.
+
+    python -m tests.fuzz.grpc --seconds 600 [--seed N]
+
+Each round is one connection from one seed. A client makes mostly sensible calls, reads or does not; some frames are
+flipped, cut, doubled, dropped or followed by noise; the bytes arrive in pieces of any size. After it:
+
+- nothing was an internal error, and no exception left the protocol;
+- what the server sent is whole frames, within the windows the client gave, and no more after its end;
+- what the server kept for the client was bounded all the time;
+- the connection is gone from every list; nothing it held over a stream stays leased; no task of it is left;
+- a client with good manners is served as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tests.fuzz.amqp091 import Faults, Transport, pieces
+from tests.unit.protocols.http2.peer import data, frames, headers
+
+from basaltmq.protocols.fila.api_keys import ApiKeys
+from basaltmq.protocols.fila.server import FilaOptions, FilaServer
+from basaltmq.protocols.grpc.connection import ServerConnection
+from basaltmq.protocols.grpc.messages import PREFIX, prefixed
+from basaltmq.protocols.http2 import frames as f
+from basaltmq.protocols.http2.fields import encode
+from basaltmq.protocols.http2.frames import FRAME_BYTES_MIN, HEAD_BYTES, WINDOW_DEFAULT, Setting
+from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.queues.plane import QueuePlane
+from basaltmq.store.commit import GroupCommit
+from basaltmq.store.memory import MemoryStore
+from basaltmq.wire import basalt_pb2 as wire
+from basaltmq.wire import fila_wire_pb2 as fila
+
+QUEUES = ("a", "b")
+REQUEST_BYTES_MAX = 60_000
+MESSAGE_BYTES_MAX = 20_000
+TURNS_MAX = 400
+"""Turns of the loop within which everything a session set off has happened."""
+
+
+class World:
+    """A server without sockets."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.commit = GroupCommit(self.store)
+        self.plane = QueuePlane(self.store, self.commit)
+        for name in QUEUES:
+            self.plane.create(QueueConfig(name=name, durability=Durability.WRITTEN, length_max=200))
+        options = FilaOptions(access="open", request_bytes_max=REQUEST_BYTES_MAX, message_bytes_max=MESSAGE_BYTES_MAX)
+        self.fila = FilaServer(self.plane, self.commit, ApiKeys(self.store), options)
+        self.server = self.fila._server
+
+    def connect(self) -> tuple[ServerConnection, Transport]:
+        connection, transport = ServerConnection(self.server), Transport()
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        return connection, transport
+
+    async def settle(self, until: Callable[[], bool] = lambda: False, turns: int = 6) -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+            if until():
+                return
+
+    async def close(self) -> None:
+        await self.fila.stop(1)
+        self.plane.close()
+        self.commit.close()
+
+
+class Client:
+    """What a client knows of its session: enough to make mostly sensible calls."""
+
+    def __init__(self, rng: random.Random, transport: Transport) -> None:
+        self.rng = rng
+        self.is_reader = rng.random() < 0.7
+        """Whether it gives windows back."""
+        self.open: list[int] = []
+        self.ids: list[str] = []
+        self.sent_bytes = 0
+        self.granted_bytes = WINDOW_DEFAULT
+        self._last = -1
+        self._transport = transport
+        self._seen = 0
+
+    def opening(self) -> list[bytes]:
+        window = self.rng.choice([0, 1, 100, WINDOW_DEFAULT, 1 << 20])
+        return [f.PREFACE, f.settings([(Setting.INITIAL_WINDOW_SIZE, window)]), f.SETTINGS_ACK]
+
+    def look(self) -> None:
+        """Read what the server sent since the last look."""
+        news = b"".join(self._transport.written[self._seen :])
+        self._seen = len(self._transport.written)
+        for frame in frames(news):
+            if frame.kind == f.DATA:
+                self.sent_bytes += len(frame.payload)
+                if len(frame.payload) == 43:
+                    self.ids.append(frame.payload[7:].decode("latin-1"))
+            if frame.flags & f.END_STREAM and frame.stream in self.open:
+                self.open.remove(frame.stream)
+
+    def steps(self) -> list[bytes]:
+        """The next frames."""
+        rng = self.rng
+        dice = rng.random()
+        if self.open and dice < 0.12:
+            return [f.rst_stream(self.open.pop(rng.randrange(len(self.open))), rng.choice([0, 8, 2]))]
+        if dice < 0.2:
+            return [rng.choice([f.ping(b"12345678"), f.settings([(Setting.MAX_FRAME_SIZE, 20_000)]), f.SETTINGS_ACK])]
+        if self.is_reader and dice < 0.4:
+            by = rng.choice([1, 100, 70_000])
+            self.granted_bytes += by
+            return [f.window_update(0, by)] + [f.window_update(each, by) for each in self.open]
+        return self.call()
+
+    def call(self) -> list[bytes]:
+        rng = self.rng
+        self._last += 2
+        stream = self._last
+        self.open.append(stream)
+        path, message = self.request()
+        fields = [(":method", "POST"), (":scheme", "http"), (":path", path), ("content-type", "application/grpc")]
+        if rng.random() < 0.2:
+            fields.append(("grpc-timeout", rng.choice(["1n", "50m", "1H", "x", "123456789S"])))
+        if rng.random() < 0.05:
+            fields.append(rng.choice([("grpc-encoding", "gzip"), ("Bad", "x"), ("te", "gzip"), ("x", "y" * 500)]))
+        content = prefixed(message)
+        if rng.random() < 0.05:
+            content = PREFIX.pack(rng.choice([0, 1, 9]), rng.choice([0, 5, 1 << 31])) + message
+        if path.endswith("Produce"):
+            content *= rng.randint(0, 4)
+        parts = [content[at : at + FRAME_BYTES_MIN] for at in range(0, len(content), FRAME_BYTES_MIN)]
+        ends = rng.random() < 0.85
+        # Some clients say that they keep no table, from which on blocks are looked up; others never do.
+        table = b"\x20" if self.is_reader and stream == 1 else b""
+        flags = f.END_HEADERS | (f.END_STREAM if not parts and ends else 0)
+        sent = [f.frame(f.HEADERS, flags, stream, table + encode(fields))]
+        return sent + [data(stream, part, ends=ends and at == len(parts) - 1) for at, part in enumerate(parts)]
+
+    def request(self) -> tuple[str, bytes]:
+        rng = self.rng
+        queue = rng.choice([*QUEUES, *QUEUES, "missing", ""])
+        payload = b"x" * rng.choice([0, 10, 10, 900, 15_000, MESSAGE_BYTES_MAX + 1, REQUEST_BYTES_MAX])
+        held = rng.choice(self.ids) if self.ids and rng.random() < 0.8 else "no id"
+        batch = wire.EnqueueBatchRequest(queue=queue, payloads=[payload[:900]] * rng.randint(0, 5))
+        token = rng.choice([0, 1, 1 << 60])
+        makers: list[Callable[[], tuple[str, Any]]] = [
+            *[lambda: ("fila.v1.FilaService/Enqueue", fila.EnqueueRequest(queue=queue, payload=payload))] * 4,
+            *[lambda: ("fila.v1.FilaService/Consume", fila.ConsumeRequest(queue=queue))] * 2,
+            lambda: ("fila.v1.FilaService/Ack", fila.AckRequest(queue=queue, message_id=held)),
+            lambda: ("fila.v1.FilaService/Nack", fila.NackRequest(queue=queue, message_id=held, error="e")),
+            lambda: ("fila.v1.FilaAdmin/GetStats", fila.GetStatsRequest(queue=queue)),
+            lambda: ("fila.v1.FilaAdmin/ListQueues", fila.ListQueuesRequest()),
+            lambda: ("basalt.v1.Queues/EnqueueBatch", batch),
+            *[lambda: ("basalt.v1.Queues/Produce", wire.ProduceRequest(number=1, batch=batch))] * 2,
+            lambda: ("basalt.v1.Queues/Attend", wire.AttendRequest()),
+            lambda: ("basalt.v1.Queues/AckBatch", wire.AckBatchRequest(queue=queue, token=token)),
+            lambda: ("basalt.v1.Queues/Nothing", wire.AttendRequest()),
+        ]
+        path, message = rng.choice(makers)()
+        return "/" + path, message.SerializeToString() if rng.random() < 0.95 else rng.randbytes(20)
+
+
+def damage(rng: random.Random, step: bytes) -> bytes:
+    """A frame with something wrong with it."""
+    raw = bytearray(step)
+    match rng.randrange(7):
+        case 0:
+            raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+        case 1:
+            raw[rng.randrange(min(HEAD_BYTES, len(raw)))] = rng.randrange(256)
+        case 2:
+            del raw[rng.randrange(len(raw)) :]
+        case 3:
+            raw += bytes(raw)
+        case 4:
+            raw.clear()
+        case 5:
+            noise = rng.randbytes(rng.randint(0, 40))
+            raw += f.frame(rng.randrange(12), rng.randrange(256), rng.choice([0, 1, 3, 8, 99]), noise)
+        case 6:
+            raw += rng.randbytes(rng.randint(1, 200))
+    return bytes(raw)
+
+
+async def one_round(world: World, seed: int) -> None:
+    """One session."""
+    rng = random.Random(seed)
+    connection, transport = world.connect()
+    client = Client(rng, transport)
+    harm = rng.choice([0.0, 0.0, 0.02, 0.1])
+    opening = client.opening()
+    for turn in range(rng.randint(4, 60)):
+        steps = [opening.pop(0)] if opening else client.steps()
+        raw = b"".join(damage(rng, step) if rng.random() < harm else step for step in steps)
+        for piece in pieces(rng, raw):
+            if transport.closed:
+                break
+            connection.data_received(piece)
+            assert len(connection.core._rest) <= FRAME_BYTES_MIN + HEAD_BYTES
+            assert 0 <= connection._held_bytes <= world.server.held_bytes_max + FRAME_BYTES_MIN
+        if turn % 3 == 0:
+            await world.settle(turns=rng.choice([1, 4]))
+        if rng.random() < 0.05:
+            connection.pause_writing()
+            await world.settle(turns=2)
+            connection.resume_writing()
+        client.look()
+        assert harm or client.sent_bytes <= client.granted_bytes, "more was sent than the client's window takes"
+    await world.settle()
+    client.look()
+    if rng.random() < 0.3:
+        connection.tick(connection.loop.time() + rng.choice([0, 31, 100]))
+    connection.connection_lost(None)
+    await world.settle(lambda: not connection.calls, TURNS_MAX)
+    assert not connection.calls
+    assert connection._held_bytes == 0
+
+
+async def check_world(world: World) -> None:
+    """Nothing of the sessions is left, and others are served."""
+
+    def is_quiet() -> bool:
+        return not len(world.fila._streams) and len(asyncio.all_tasks()) == 1
+
+    until_s = time.monotonic() + 30
+    while not is_quiet() and time.monotonic() < until_s:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    assert not world.server.connections
+    assert not len(world.fila._streams)
+    assert not world.fila._streams.held
+    assert not len(world.fila._queues._attendances)
+    assert len(asyncio.all_tasks()) == 1, asyncio.all_tasks()
+    for name in QUEUES:
+        assert world.plane.stats(name)["leased"] == 0
+    connection, transport = world.connect()
+    fields = [(":method", "POST"), (":scheme", "http"), (":path", "/fila.v1.FilaService/Enqueue")]
+    fields.append(("content-type", "application/grpc"))
+    request = fila.EnqueueRequest(queue="a", payload=b"fine").SerializeToString()
+    connection.data_received(f.PREFACE + f.settings([]) + headers(1, fields) + data(1, prefixed(request), ends=True))
+
+    def is_answered() -> bool:
+        return any(each.kind == f.DATA for each in frames(b"".join(transport.written)))
+
+    while not is_answered() and time.monotonic() < until_s:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    assert is_answered()
+    connection.connection_lost(None)
+
+
+async def fuzz(seeds: Iterator[int], stop: Callable[[int], bool], check_every: int = 50) -> int:
+    """Rounds until `stop` says so; how many there were."""
+    faults = Faults()
+    logger = logging.getLogger("basaltmq")
+    logger.addHandler(faults)
+    level, logger.level = logger.level, logging.ERROR
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _loop, context: faults.seen.append(str(context)))
+    world = World()
+    count = 0
+    try:
+        for seed in seeds:
+            if stop(count):
+                break
+            try:
+                await one_round(world, seed)
+                assert not faults.seen, faults.seen[0]
+                count += 1
+                if count % check_every == 0:
+                    await check_world(world)
+            except BaseException as error:
+                error.add_note(f"seed {seed}: run python -m tests.fuzz.grpc --seed {seed} --rounds 1")
+                raise
+        await check_world(world)
+    finally:
+        logger.removeHandler(faults)
+        logger.level = level
+        await world.close()
+    return count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Fuzz gRPC.")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 40))
+    given = parser.parse_args()
+    rounds: int = given.rounds
+    print(f"seeds from {given.seed} on", flush=True)
+    until = time.monotonic() + given.seconds
+
+    def stop(count: int) -> bool:
+        return count >= rounds if rounds else time.monotonic() > until
+
+    count = asyncio.run(fuzz(itertools.count(given.seed), stop))
+    print(f"{count} sessions, nothing found")
+
+
+if __name__ == "__main__":
+    main()

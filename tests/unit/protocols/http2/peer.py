@@ -1,0 +1,71 @@
+"""The other side of a connection, for tests: frames as a client sends them, and what came back, taken apart."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from basaltmq.protocols.http2 import frames as f
+from basaltmq.protocols.http2.connection import Connection
+from basaltmq.protocols.http2.fields import Field, Meanings, encode
+from basaltmq.protocols.http2.frames import HEAD, HEAD_BYTES, Code
+
+REQUEST = [(":method", "POST"), (":scheme", "http"), (":path", "/a.B/C"), ("content-type", "application/grpc")]
+OPENING = f.PREFACE + f.settings([])
+
+
+class Frame(NamedTuple):
+    kind: int
+    flags: int
+    stream: int
+    payload: bytes
+
+
+def frames(raw: bytes) -> list[Frame]:
+    """Whole frames, and nothing behind them."""
+    found: list[Frame] = []
+    at = 0
+    while at < len(raw):
+        high, low, kind, flags, stream = HEAD.unpack_from(raw, at)
+        end = at + HEAD_BYTES + (high << 8 | low)
+        assert end <= len(raw), "half a frame was sent"
+        found.append(Frame(kind, flags, stream, raw[at + HEAD_BYTES : end]))
+        at = end
+    return found
+
+
+def headers(stream: int, fields: list[Field] = REQUEST, *, ends: bool = False) -> bytes:
+    return f.frame(f.HEADERS, f.END_HEADERS | (f.END_STREAM if ends else 0), stream, encode(fields))
+
+
+def data(stream: int, content: bytes, *, ends: bool = False) -> bytes:
+    return f.frame(f.DATA, f.END_STREAM if ends else 0, stream, content)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def served(clock: Clock | None = None, **given: Any) -> Connection[list[Field]]:
+    """A server's connection that a client has opened."""
+    core: Connection[list[Field]] = Connection(Meanings(list), clock_s=clock or Clock(), **given)
+    core.take()
+    assert core.receive(OPENING) == []
+    assert frames(core.take()) == [Frame(f.SETTINGS, f.ACK, 0, b"")]
+    return core
+
+
+def goaway(raw: bytes) -> Code | None:
+    """With which code the connection was ended, if it was."""
+    for frame in frames(raw):
+        if frame.kind == f.GOAWAY:
+            return Code(f.goaway_of(frame.payload)[1])
+    return None
+
+
+def resets(raw: bytes) -> dict[int, Code]:
+    """Streams that were given up, and with which code."""
+    return {each.stream: Code(f.u32(each.payload)) for each in frames(raw) if each.kind == f.RST_STREAM}
