@@ -1,7 +1,7 @@
 """The segment engine: records in lanes of the commit log, found through the index (SPEC B5, D2..D4).
 
     write   shard's lock ─ encode the frame ─ lane's lock ─ one writev ─ gather its index entry ─ Append
-            at `synced` the writev is left to the sync, which writes the frames of all who wait for it as one
+            at `synced` it is left to the sync, which gives the frames of all who wait to the lane's ring as one
     read    index entries from the offset on ─ pread runs of frames ─ checksums ─ frames, not records
 
 A frame is one batch of one shard. Everything that changes what the index says is a frame in the log too: records,
@@ -19,13 +19,12 @@ lane, index. Levels `memory` and `written` are the same here. High watermarks fo
 Damage found at start is in `damages` and `losses`; a damaged frame met by a reader is an error that names its shard and
 offsets, and the reader can go on behind it.
 
-Budget of a `batch_write` of 100 x 256 B as columns: 15 us for the writev (a sync that writes sixteen at once: 9 us
-each), 1.6 us for the checksum, 6 us of Python with the index's share, 1.5 us to write its index row later; plain
-records cost 60 us more to encode. Of the 0.9 ms that sixteen writers wait for each other's sync, the disk has 0.6 ms;
-the rest is sixteen times 8 us, and two threads waking each other. Tried and dropped: two groups in turn, so that one
-encodes while the other syncs (a sync costs 0.35 ms however little it covers, and writes slow down under it); two syncs
-at a time; starting the write-back early; space allocated beforehand (slower syncs), or written with zeros beforehand
-(syncs take half, but every byte is written twice).
+Budget of a `batch_write` of 100 x 256 B as columns: 14 us for the writev, 1.6 us for the checksum, 5 us of Python with
+the index's share, 1 us to write its index row later; plain records cost 60 us more to encode. Of what sixteen writers
+wait for each other's sync, the disk has 0.25 to 0.3 ms (0.6 ms without the lane's ring); the rest is sixteen times 9 us
+and their waking, and two threads that wake each other. Tried and dropped: two groups in turn, so that one encodes while
+the other syncs; two syncs at a time; starting the write-back early; space allocated beforehand (the file system's
+journal is written all the same).
 """
 
 from __future__ import annotations
