@@ -21,6 +21,9 @@ NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 PAGE: Final = 500
 DELETED_BY_ID_SINCE: Final = 6
+IDS_SINCE: Final = 12
+"""Metadata in which topics may be asked for by id; versions 10 and 11 carry ids only to tell them."""
+
 LATEST: Final = -1
 
 _ONE_NODE: Final = (NODE_ID,)
@@ -38,7 +41,13 @@ async def metadata(desk: Desk, client: Client, request: Request) -> Fields:
         found = [_described(topic) for topic in _all(desk) if _visible(client, topic.name)]
     else:
         may_create = desk.settings.auto_create and request.body["allow_auto_topic_creation"]
-        found = [await _metadata_of(desk, client, each, may_create) for each in asked]
+        has_ids = request.version >= IDS_SINCE
+        found = [
+            await _metadata_of(desk, client, each, may_create)
+            if has_ids or each["name"] is not None
+            else {"error_code": e.UNSUPPORTED_VERSION, "topic_id": each["topic_id"]}
+            for each in asked
+        ]
     return {
         "brokers": [{"node_id": NODE_ID, "host": host, "port": port, "rack": None}],
         "cluster_id": desk.settings.cluster_id,

@@ -1,0 +1,332 @@
+"""Fuzz Kafka's listener: sessions of requests made from the tables, then damaged, against a real virtual host.
+
+    python -m tests.fuzz.kafka --seconds 300 [--seed N]
+
+Each round is one connection from one seed. Its requests are filled in from the tables of every API and version, mostly
+with sensible values; some are flipped, cut or followed by noise, some sizes lie; the bytes arrive in pieces of any
+size. After it:
+
+- nothing was an internal error, and no exception left the protocol;
+- what the broker sent is whole answers, in the order of the requests, as the tables say;
+- the connection is gone from every list, and nothing waits in its name;
+- a client with good manners is served as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import logging
+import random
+import struct
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+from tests.fuzz.amqp091 import Faults, Transport, pieces
+from tests.interop.kafka.raw import batch_of, fetched, produced
+
+from basaltmq.broker.scram import ScramCredential
+from basaltmq.broker.vhost import VHost
+from basaltmq.errors import AuthenticationError
+from basaltmq.log.kafka import records
+from basaltmq.protocols.kafka import api as k
+from basaltmq.protocols.kafka.connection import Connection
+from basaltmq.protocols.kafka.desk import Settings
+from basaltmq.protocols.kafka.schema import Array, Field, Struct
+from basaltmq.protocols.kafka.server import Server
+from basaltmq.store.open import open_store
+from basaltmq.streams.durability import Durability
+
+TOPICS = ("a", "b", "c.d")
+WAIT_S = 30.0
+REQUEST_BYTES_MAX = 1 << 20
+
+
+class Socket(Transport):
+    """A socket that remembers what was written to it."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__()
+        self._host = host
+
+    def writelines(self, chunks: list[bytes]) -> None:
+        self.write(b"".join(chunks))
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+    def get_extra_info(self, name: str) -> Any:
+        return (self._host, 1) if name in ("peername", "sockname") else None
+
+
+class Users:
+    """There is a guest, and nobody else."""
+
+    async def authenticate(self, name: str, password: str, *, peer_is_loopback: bool) -> Any:
+        if (name, password) != ("guest", "guest"):
+            raise AuthenticationError("who is that?")
+        return SimpleNamespace(name=name, tags=(), is_administrator=True)
+
+    def scram_for(self, name: str, mechanism: str) -> tuple[ScramCredential, bool]:
+        return ScramCredential(b"salt", 4096, b"", b""), False
+
+    def scram_of(self, name: str, mechanism: str) -> None:
+        return None
+
+    async def set_scram(self, name: str, mechanism: str, credential: object) -> None: ...
+
+    def list(self) -> list[Any]:
+        return []
+
+
+class World:
+    """A server without sockets."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = open_store(folder / "store")
+        self.vhost = VHost("/", self.store, path=folder)
+        self.vhost.start()
+        self.registered: set[int] = set()
+        numbers = itertools.count(1)
+
+        def add(_connection: object) -> int:
+            number = next(numbers)
+            self.registered.add(number)
+            return number
+
+        node: Any = SimpleNamespace(
+            users=Users(),
+            permissions=SimpleNamespace(check=lambda *_: None, check_vhost=lambda *_: None),
+            connections=SimpleNamespace(add=add, remove=self.registered.discard),
+            alarms=SimpleNamespace(reason=lambda _vhost: None),
+            vhost=lambda _name: self.vhost,
+        )
+        settings = Settings(
+            durability=Durability.WRITTEN, request_bytes_max=REQUEST_BYTES_MAX, access="loopback", handshake_s=WAIT_S
+        )
+        self.server = Server(node, settings)
+
+    def connect(self, host: str = "127.0.0.1") -> tuple[Connection, Socket]:
+        connection, transport = Connection(self.server), Socket(host)
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        return connection, transport
+
+    async def close(self) -> None:
+        await self.server.close("done")
+        await self.vhost.close()
+        self.store.close()
+
+
+async def settle(turns: int) -> None:
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
+def value_of(rng: random.Random, field: Field, version: int) -> Any:
+    """Something for a field: mostly sensible."""
+    if version >= field.null_since and rng.random() < 0.3:
+        return None
+    if isinstance(field.type, Struct):
+        return body_of(rng, field.type, version)
+    if isinstance(field.type, Array):
+        of = field.type.of
+        count = rng.choice([0, 1, 1, 1, 2])
+        if isinstance(of, Struct):
+            return [body_of(rng, of, version) for _ in range(count)]
+        return [plain_of(rng, field.name, of) for _ in range(count)]
+    return plain_of(rng, field.name, field.type)
+
+
+def plain_of(rng: random.Random, name: str, kind: str) -> Any:
+    odd = rng.random() < 0.05
+    match kind:
+        case "string":
+            if "mechanism" in name:
+                return rng.choice(["PLAIN", "SCRAM-SHA-256", "NONE"])
+            known = ["g1", "g2", "", "x" * 300, "retention.ms", "a b", "\N{SNOWMAN}"] if odd else [*TOPICS, "g1"]
+            return rng.choice(known)
+        case "bool":
+            return rng.random() < 0.5
+        case "uuid":
+            return UUID(int=rng.choice([0, 1, rng.getrandbits(128)]))
+        case "records":
+            return rng.choice([batch_of(b"x"), batch_of(b"x", b"y", producer=(1, 0, 0)), rng.randbytes(80), b""])
+        case "bytes":
+            return rng.choice([b"", b"\0guest\0guest", b"n,,n=guest,r=abc", rng.randbytes(20)])
+        case "float64":
+            return rng.random()
+    bits = {"int8": 8, "int16": 16, "uint16": 16, "int32": 32, "int64": 64}[kind]
+    if name in {"num_partitions", "count", "replication_factor"}:
+        return rng.choice([1, 1, 2, 3, -1, 0])
+    if name.endswith("_ms") and name != "max_wait_ms" and not odd:
+        return rng.choice([0, 1, 5, 6000, 10_000])
+    if name == "max_wait_ms":
+        return rng.choice([0, 0, 1, 3])
+    if odd:
+        least = 0 if kind == "uint16" else -(1 << bits - 1)
+        return rng.choice([least, least + (1 << bits) - 1, rng.randrange(least, least + (1 << bits))])
+    return rng.choice([0, 0, 0, 1, 2, 100] + [-1] * (kind != "uint16"))
+
+
+def body_of(rng: random.Random, table: Struct, version: int) -> dict[str, Any]:
+    return {field.name: value_of(rng, field, version) for field in table.fields if field.is_in(version)}
+
+
+def damage(rng: random.Random, raw: bytes) -> bytes:
+    """Break a request: its content, or its size too."""
+    broken = bytearray(raw)
+    match rng.randrange(7):
+        case 0:
+            broken[rng.randrange(4, len(broken))] ^= 1 << rng.randrange(8)
+        case 1:
+            broken[rng.randrange(len(broken))] = rng.randrange(256)
+        case 2:
+            del broken[rng.randrange(4, len(broken)) :]
+            broken[:4] = struct.pack(">i", len(broken) - 4)
+        case 3:
+            noise = rng.randbytes(rng.randint(1, 100))
+            broken = bytearray(struct.pack(">i", len(noise)) + noise)
+        case 4:
+            broken[:4] = struct.pack(">i", rng.choice([-1, 0, 1, 0x7FFFFFFF, -(1 << 31), len(broken)]))
+        case 5:
+            # A length inside that lies.
+            at = rng.randrange(8, len(broken) - 3) if len(broken) > 12 else 0
+            broken[at : at + 4] = struct.pack(">i", rng.choice([-2, 0x7FFFFFFF, 1 << 20]))
+        case 6:
+            broken += rng.randbytes(rng.randint(1, 60))
+    return bytes(broken)
+
+
+def answers(raw: bytes) -> list[bytes]:
+    """Whole answers; what is left over is an error."""
+    found, at = [], 0
+    while at < len(raw):
+        size = struct.unpack_from(">i", raw, at)[0]
+        assert 0 <= size <= len(raw) - at - 4, "the broker sent half an answer"
+        found.append(raw[at + 4 : at + 4 + size])
+        at += 4 + size
+    return found
+
+
+async def one_round(world: World, seed: int) -> None:
+    rng = random.Random(seed)
+    connection, transport = world.connect(rng.choice(["127.0.0.1", "127.0.0.1", "10.0.0.1"]))
+    harm = rng.choice([0.0, 0.0, 0.03, 0.3])
+    keys = list(k.APIS)
+    asked: dict[int, tuple[int, int]] = {}
+    for number in range(rng.randint(1, 25)):
+        api = k.APIS[rng.choice(keys)]
+        version = rng.randint(api.version_min, api.version_max)
+        raw = k.encode_request(api.key, version, number, rng.choice([None, "fuzz"]), body_of(rng, api.request, version))
+        asked[number] = (api.key, version)
+        if rng.random() < harm:
+            raw = damage(rng, raw)
+        for piece in pieces(rng, raw):
+            if transport.closed:
+                break
+            connection.data_received(piece)
+        assert len(connection._buffer) <= 2 * REQUEST_BYTES_MAX
+        step = connection._step
+        if step is not None:
+            await asyncio.wait([step], timeout=0.02)
+        await settle(2)
+    await settle(4)
+    sent = b"".join(transport.written)
+    if harm == 0 and transport.written and not connection._is_bare and k.SASL_HANDSHAKE not in dict(asked.values()):
+        before = -1
+        for answer in answers(sent):
+            number = struct.unpack_from(">i", answer)[0]
+            assert number > before, f"answer {number} came after {before}"
+            before = number
+            key, version = asked[number]
+            k.decode_response(key, version, answer)
+    connection.connection_lost(None)
+    await settle(4)
+
+
+async def ask(connection: Connection, transport: Socket, key: int, version: int, body: dict[str, Any]) -> Any:
+    transport.written.clear()
+    connection.data_received(k.encode_request(key, version, 1, "good", body))
+    until = time.monotonic() + WAIT_S
+    while not transport.written:
+        assert time.monotonic() < until, f"a good client is not served: {k.APIS[key].name}"
+        assert not transport.closed, f"a good client is sent away at {k.APIS[key].name}"
+        await asyncio.sleep(0.001)
+    return k.decode_response(key, version, answers(b"".join(transport.written))[0])[1]
+
+
+async def check_world(world: World) -> None:
+    """Nothing of the sessions is left, and others are served."""
+    until = time.monotonic() + WAIT_S
+    while len(world.server.desk().arrivals) or world.server.connections or world.registered:
+        assert time.monotonic() < until, "something of a connection that is gone is left"
+        await asyncio.sleep(0.01)
+    connection, transport = world.connect()
+    metadata = await ask(connection, transport, k.METADATA, 12, {"topics": [{"name": "well"}]})
+    if metadata["topics"][0]["error_code"]:
+        await ask(connection, transport, k.METADATA, 12, {"topics": [{"name": "well"}]})
+    told = await ask(connection, transport, k.PRODUCE, 9, produced("well", batch_of(b"well")))
+    partition = told["topics"][0]["partitions"][0]
+    assert partition["error_code"] == 0, partition
+    found = await ask(connection, transport, k.FETCH, 12, fetched("well", partition["base_offset"]))
+    raw = found["topics"][0]["partitions"][0]["records"]
+    assert [each.value for each in records(raw)] == [b"well"]
+    connection.connection_lost(None)
+    await settle(2)
+
+
+async def fuzz(seeds: Iterator[int], stop: Callable[[int], bool], check_every: int = 50) -> int:
+    """Rounds until `stop` says so; how many there were."""
+    faults = Faults()
+    logger = logging.getLogger("basaltmq")
+    logger.addHandler(faults)
+    level, logger.level = logger.level, logging.ERROR
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: faults.seen.append(str(context)))
+    count = 0
+    with tempfile.TemporaryDirectory(prefix="basalt-fuzz-") as folder:
+        world = World(Path(folder))
+        try:
+            for seed in seeds:
+                if stop(count):
+                    break
+                try:
+                    await one_round(world, seed)
+                    assert not faults.seen, faults.seen[0]
+                    count += 1
+                    if count % check_every == 0:
+                        await check_world(world)
+                except BaseException as error:
+                    error.add_note(f"seed {seed}: run python -m tests.fuzz.kafka --seed {seed} --rounds 1")
+                    raise
+            await check_world(world)
+        finally:
+            logger.removeHandler(faults)
+            logger.level = level
+            await world.close()
+    return count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Fuzz Kafka's listener.")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 40))
+    given = parser.parse_args()
+    rounds: int = given.rounds
+    print(f"seeds from {given.seed} on", flush=True)
+    until = time.monotonic() + given.seconds
+
+    def stop(count: int) -> bool:
+        return count >= rounds if rounds else time.monotonic() > until
+
+    count = asyncio.run(fuzz(itertools.count(given.seed), stop))
+    print(f"{count} sessions, nothing found")
+
+
+if __name__ == "__main__":
+    main()
