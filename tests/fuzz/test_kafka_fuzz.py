@@ -10,7 +10,7 @@ import time
 
 from tests.fuzz.kafka import fuzz
 
-ROUNDS = 40
+ROUNDS = 20
 SECONDS = float(os.environ.get("BASALT_FUZZ_SECONDS", "0"))
 
 
