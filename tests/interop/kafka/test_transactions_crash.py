@@ -136,6 +136,7 @@ def fill(port: int, broker: Broker) -> None:
     assert source.flush(WAIT_S) == 0, broker.log()
 
 
+@pytest.mark.timeout(400 + 60 * KILLS)
 @pytest.mark.promise("P1", "P2")
 def test_each_record_is_seen_once_and_in_order_whatever_is_killed(tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
