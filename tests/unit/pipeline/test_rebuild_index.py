@@ -64,7 +64,9 @@ def fill(rig: SegmentRig, rng: random.Random, steps: int = 120) -> None:
         rig.put(shard, *(make_record(rng, rig.now_ms, expires) for _ in range(rng.randrange(1, 6))))
 
     def write_plain() -> None:
-        rig.put(rng.choice(plain), *(bytes(rng.randrange(50)) for _ in range(rng.randrange(1, 5))))
+        # Times go to and fro, so that segments do not agree on which of them are reached first.
+        times_ms = [rig.now_ms + rng.randrange(-500, 500) for _ in range(rng.randrange(1, 5))]
+        rig.put(rng.choice(plain), *(Record(bytes(rng.randrange(50)), timestamp_ms=time_ms) for time_ms in times_ms))
 
     def write_kafka() -> None:
         shard = rng.choice(shards)
