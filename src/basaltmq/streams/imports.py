@@ -39,6 +39,7 @@ from basaltmq.errors import (
     InvalidArgumentError,
     PreconditionFailedError,
     StoreLockedError,
+    StoreStalledError,
 )
 from basaltmq.log.columnar import ColumnBatch
 from basaltmq.store import keys
@@ -235,16 +236,27 @@ class Imports:
         """From where on the partition holds these records: at `at`, or behind what others appended after that."""
         if self._is_there(base, at, columns):
             return at
+        info = self._streams.drivers.info(base.topic, base.partition)
+        if info.next_offset - at < columns.count:
+            return None
         first = columns.records(0)[0]
-        offset = max(at, self._streams.drivers.info(base.topic, base.partition).start_offset)
+        offset = max(at, info.start_offset)
         while True:
             found = self._streams.drivers.read(base.topic, base.partition, offset, READ_RECORDS_MAX, SEARCH_BYTES)
             for record in found.records():
                 if msgspec.structs.replace(record, offset=0) == first and self._is_there(base, record.offset, columns):
                     return record.offset
             if found.next_offset <= offset:
-                return None
+                break
             offset = found.next_offset
+        if offset < info.next_offset:
+            # Something lies behind what readers are shown: to guess that it is not ours could double it.
+            raise StoreStalledError(
+                f"partition {base.partition} of topic {base.topic!r} holds records from offset {offset} on that are "
+                "not durable, or of a transaction that is not decided: how far an import came is known when they are; "
+                "try again"
+            )
+        return None
 
     def _is_there(self, base: Base, at: int, columns: ColumnBatch) -> bool:
         """Do the offsets from `at` on hold these records, as far as they hold any?"""

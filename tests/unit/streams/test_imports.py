@@ -20,10 +20,12 @@ from basaltmq.errors import (
     InvalidArgumentError,
     LimitExceededError,
     StoreLockedError,
+    StoreStalledError,
     TopicNotFoundError,
 )
 from basaltmq.log.record import Record
 from basaltmq.streams import stage
+from basaltmq.streams.adapter import RecordsRead
 from basaltmq.streams.imports import open_imports, read_run, runs
 from basaltmq.streams.stage import Part, PartWriter, folder_of
 
@@ -256,3 +258,29 @@ def test_a_cut_off_batch_is_finished_once_though_others_append_between_its_chunk
     assert begun[0][-5:] == [b"a", b"b", b"other", b"c", b"other"]
     # Records of others with the same value have another time, and are not taken for the chunk.
     assert found == [[*begun[0], b"other"], [*begun[1], b"d"]]
+
+
+def test_a_cut_off_batch_waits_while_what_it_left_may_lie_behind_what_is_not_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(tmp_path)
+    part = staged(tmp_path, "run", 0, [(0, [b"a", b"b"])])
+
+    def cut(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with open_imports(tmp_path) as imports:
+        monkeypatch.setattr(imports._streams.drivers, "wait", cut)
+        with pytest.raises(KeyboardInterrupt):
+            imports.run("run", 0, [part])
+    with open_imports(tmp_path) as imports:
+        drivers = imports._streams.drivers
+        begin = drivers.info("orders", 0).next_offset - 2
+        monkeypatch.setattr(drivers, "read", lambda _topic, _number, at, *_: RecordsRead([], at, 0, begin))
+        with pytest.raises(StoreStalledError, match=rf"from offset {begin} on .* not decided"):
+            imports.run("run", 0, [part])
+    with open_imports(tmp_path) as imports:
+        assert imports.run("run", 0, [part]).was_done
+    with basaltmq.open(tmp_path) as db:
+        found = [record.value for record in db.topic("orders").read(0)]
+    assert (len(found), found[-2:]) == (begin + 2, [b"a", b"b"])
