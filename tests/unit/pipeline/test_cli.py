@@ -10,6 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+import basaltmq
 from basaltmq.cli.main import main
 from basaltmq.cli.pipeline_flags import bound, ours
 from basaltmq.errors import InvalidArgumentError
@@ -56,6 +57,14 @@ def test_an_error_of_ours_is_found_in_one_of_sparks() -> None:
         (["archive", "--topics", "a", "--to", "x", "--once", "--continuous", "1"], "not both"),
         (["replay", "--topics", "a", "--checkpoint", "x"], "would double"),
         (["compact"], "Missing argument"),
+        (["dedup", "--topics", "a"], "say where records go"),
+        (["latest", "--topics", "a", "--target-topic", "b", "--parquet", "c"], "say where records go"),
+        (["profile", "--data-dir", "x", "--server", "http://y"], "not both"),
+        (["audit", "--server", "http://y"], "give --data-dir"),
+        (["rebuild-index", "--server", "http://y"], "give --data-dir"),
+        (["dlq", "report", "--server", "http://y"], "name the queues"),
+        (["dlq", "redrive", "--queue", "q", "--checkpoint", "c", "--server", "http://y"], "give --data-dir"),
+        (["lag", "--server", "http://127.0.0.1:1"], "no broker answers"),
     ],
 )
 def test_wrong_flags_are_refused_before_spark_is_started(tmp_path: Path, flags: list[str], told: str) -> None:
@@ -84,3 +93,15 @@ def test_without_pyspark_one_line_says_what_to_do(tmp_path: Path, monkeypatch: p
 
 def _missing(name: str) -> str:
     raise metadata.PackageNotFoundError(name)
+
+
+def test_lag_is_told_on_a_page_without_spark(tmp_path: Path) -> None:
+    with basaltmq.open(tmp_path / "data") as db:
+        db.topic("orders").append([b"a", b"b", b"c"])
+        db.streams.offsets.commit("readers", {(db.streams.topics.get("orders").id, 0): 1})
+        db.queue("jobs").enqueue(b"a")
+    page = tmp_path / "lag.html"
+    found = CliRunner().invoke(main, ["--data-dir", str(tmp_path / "data"), "pipeline", "lag", "--html", str(page)])
+    assert found.exit_code == 0, found.output
+    assert "readers · orders[0]: lag 2 records" in page.read_text()
+    assert "jobs: ready or leased 1 messages" in page.read_text()
