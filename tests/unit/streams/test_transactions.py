@@ -14,6 +14,7 @@ from tests.unit.streams.view_rig import Writer, seen
 from basaltmq.errors import CorruptionError
 from basaltmq.log.kafka import marker_batch, read_header, read_marker, records
 from basaltmq.log.record import Record
+from basaltmq.streams import segment_cleaner
 from basaltmq.streams.adapter import Otherwise
 from basaltmq.streams.durability import Durability
 from basaltmq.streams.view import StreamView
@@ -139,6 +140,26 @@ def test_compaction_drops_the_aborted_and_keeps_what_they_would_have_replaced(tm
         rig.engine.retain(rig.now_ms)
         rig.engine._cleaner._passes.clear()
     assert values(rig.drained(shard)) == [b"b", b"not yet"]
+    rig.close()
+
+
+@pytest.mark.spec("B10")
+def test_a_marker_stays_as_long_as_a_frame_that_it_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_cleaner, "MERGED_FRAMES_MAX", 2)
+    rig = SegmentRig(tmp_path)
+    shard = rig.shard(compact=True)
+    for producer in (1, 2):
+        rig.engine.append_kafka(shard, transactional(producer, 0, b"v%d" % producer, key=b"k%d" % producer))
+    for producer in (1, 2):
+        end(rig, shard, producer, True)
+    for at in range(4):
+        rig.put(shard, Record(b"%d" % at, b"other", timestamp_ms=rig.now_ms))
+    for _ in range(4):
+        rig.engine.retain(rig.now_ms)
+        rig.engine._cleaner._passes.clear()
+    assert values(rig.drained(shard)) == [b"v1", b"v2", b"3"]
+    rig.reopen()
+    assert values(rig.drained(shard)) == [b"v1", b"v2", b"3"]
     rig.close()
 
 
