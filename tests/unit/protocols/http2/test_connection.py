@@ -445,3 +445,18 @@ def test_what_waits_for_a_stream_that_is_reset_is_forgotten() -> None:
     core.take()
     core.receive(f.window_update(0, 1 << 20))
     assert core.take() == b""
+
+
+def test_what_one_connection_made_known_does_not_keep_anothers_table_from_growing() -> None:
+    meanings: Meanings[list[Field]] = Meanings(list)
+    cores: list[Connection[list[Field]]] = [Connection(meanings, clock_s=Clock()) for _ in range(2)]
+    indexed = b"\x40\x01a\x01b"
+    for core in cores:
+        core.receive(OPENING)
+    known, other = cores
+    known.receive(f.SETTINGS_ACK + f.frame(f.HEADERS, f.END_HEADERS, 1, b"\x20" + indexed))
+    known.receive(f.frame(f.HEADERS, f.END_HEADERS, 3, indexed))
+    other.receive(f.frame(f.HEADERS, f.END_HEADERS, 1, indexed))
+    (event,) = other.receive(f.frame(f.HEADERS, f.END_HEADERS, 3, b"\xbe"))
+    assert isinstance(event, Headers)
+    assert event.fields == [("a", "b")], "the first entry of its own table"
