@@ -91,7 +91,7 @@ from basaltmq.streams.leaders import HERE, Leaders
 from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.segment_batches import DELTA_MAX, as_columns, offset_runs
 from basaltmq.streams.segment_cleaner import SegmentCleaner
-from basaltmq.streams.segment_read import find_cutter, index_of, offset_at
+from basaltmq.streams.segment_read import index_of, offset_at
 from basaltmq.streams.segment_reader import LogLane, SegmentReader, wanted_records
 from basaltmq.streams.segment_recovery import recover
 from basaltmq.streams.segment_replay import Progress, note
@@ -149,7 +149,6 @@ class SegmentEngine(SegmentReader):
         """Rows that say what the index on disk may still lack."""
         self._marker_lock = threading.RLock()
         self._closed = False
-        self._cutter = find_cutter()
         self.index = StreamIndex(store)
         random_u32 = random_u32 or (lambda: secrets.randbits(32))
         self.lanes: list[LogLane] = []

@@ -43,10 +43,10 @@ from basaltmq.streams.segment_kafka import KafkaRead, read_batches
 from basaltmq.streams.segment_read import (
     READ_RUN_BYTES,
     Bookmarks,
-    Cutter,
     FramesRead,
     Place,
     Taker,
+    find_cutter,
     keep_freed_memory,
 )
 from basaltmq.streams.segment_state import SegmentShard
@@ -97,7 +97,6 @@ class SegmentReader(EngineBase):
     index: StreamIndex
     lanes: list[LogLane]
     _states: Recent[SegmentShard]
-    _cutter: Cutter | None
 
     def __init__(
         self, store: Store, shards: Shards, offsets: Offsets, clock_ms: Clock, leaders: Leaders | None = None
@@ -108,7 +107,8 @@ class SegmentReader(EngineBase):
 
     def cut(self, raw: bytes) -> Cut | None:
         """How parts of what was read are given to the checksum without a copy, where there is a way to."""
-        return None if self._cutter is None else self._cutter(raw)
+        cutter = find_cutter()
+        return None if cutter is None else cutter(raw)
 
     def state_of(self, shard: int) -> SegmentShard:
         return self._states.get(shard)
@@ -171,7 +171,7 @@ class SegmentReader(EngineBase):
         check_offset(shard, offset, start, end)
         if offset >= end:
             return FramesRead([], offset, start, end)
-        taker = Taker(budget, self._clock_ms(), wanted_records(tag, key), self._cutter)
+        taker = Taker(budget, self._clock_ms(), wanted_records(tag, key), find_cutter())
         next_offset = end
         if tag is None and key is None and not deleted and not state.rewritten:
             offset = self._walk(state, taker, offset, end)
