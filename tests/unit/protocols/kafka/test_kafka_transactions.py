@@ -370,6 +370,10 @@ def test_an_open_transaction_goes_on_after_a_crash_and_a_client_that_leaves_stop
             await ending
         await asyncio.gather(*world.transactions._tasks)
         assert world.seen("t") == [b"0", b"1"]
+        world.reopen()
+        await world.transactions.add("id", pid, epoch, shards=frozenset((shard,)))
+        code = await world.produce("t", "id", transactional(pid, 2, b"2", epoch=epoch))
+        assert code == 0, "the marker has no place among a producer's batches"
 
     asyncio.run(run())
 
