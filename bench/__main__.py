@@ -30,7 +30,9 @@ BENCHES: Final = [
     "queues_due",
     "broker",
     "rabbitmq",
+    "spark_index",
     "kafka_peer",
+    "pipeline",
 ]
 
 

@@ -151,7 +151,8 @@ class _Run:
         observed = frame.observe(seen, sql.count(sql.lit(1)).alias("records"), sql.expr(CHECKSUM).alias("checksum"))
         good, rejects = self._parsed(observed)
         (
-            good.withColumn("day", sql.date_format("timestamp", "yyyy-MM-dd"))
+            # A date names its folder as yyyy-MM-dd; a text would have to be made for every record.
+            good.withColumn("day", sql.to_date("timestamp"))
             .withColumn("shard", sql.col("partition"))
             .write.mode("overwrite")
             .option("compression", self._job.compression)
@@ -159,7 +160,7 @@ class _Run:
             .parquet(staged)
         )
         rejected = 0 if rejects is None else self._write_rejects(rejects, batch)
-        archived = settle(self._spark, self._files, self._root, staged, batch)
+        archived = settle(self._files, self._root, staged, batch)
         records = sum(file.records for file in archived)
         if not seen.get["records"]:
             return

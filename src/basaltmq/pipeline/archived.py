@@ -7,7 +7,6 @@ from typing import Final
 from urllib.parse import unquote
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as sql
 from pyspark.sql.types import StringType, StructField, StructType
 
 from basaltmq.pipeline.files import Files
@@ -34,25 +33,18 @@ def path_within(file: str, *, levels: int) -> str:
     return "/".join(unquote(file).split("/")[-levels:])
 
 
-def settle(spark: SparkSession, files: Files, root: str, staged: str, batch: int) -> list[ArchivedFile]:
-    """Move the files of a batch to where they belong, under names that say what is in them."""
+def settle(files: Files, root: str, staged: str, batch: int) -> list[ArchivedFile]:
+    """Move the files of a batch to where they belong, under names that say what is in them, which footers tell."""
     sizes = {path: size for path, size in files.walk(staged) if path.endswith(".parquet")}
     if not sizes:
         return []
-    ranges = (
-        spark.read.parquet(staged)
-        .groupBy(sql.input_file_name().alias("file"))
-        .agg(sql.min("offset").alias("first"), sql.max("offset").alias("last"), sql.count("offset").alias("records"))
-        .collect()
-    )
-    found = {path_within(row["file"], levels=4): row for row in ranges}
     archived: list[ArchivedFile] = []
     for path, size_bytes in sorted(sizes.items()):
         topic_folder, day_folder, shard_folder, _ = path.split("/")
-        row = found[path]
+        first, last, records = files.parquet_range(f"{staged}/{path}", "offset")
         shard = int(shard_folder.partition("=")[2])
-        target = f"{topic_folder}/{day_folder}/{batch:06d}-{shard}-{row['first']:012d}-{row['last']:012d}.parquet"
+        target = f"{topic_folder}/{day_folder}/{batch:06d}-{shard}-{first:012d}-{last:012d}.parquet"
         files.rename(f"{staged}/{path}", f"{root}/{target}")
         topic = unquote(topic_folder.partition("=")[2])
-        archived.append(ArchivedFile(target, topic, shard, row["first"], row["last"], row["records"], size_bytes))
+        archived.append(ArchivedFile(target, topic, shard, first, last, records, size_bytes))
     return archived

@@ -114,7 +114,7 @@ def _put_together(spark: SparkSession, files: Files, root: str, group: list[Mani
     written = read_archived(spark, staged, [""])
     if _sums(frame) != _sums(written):
         raise StorageError(f"what was written to {staged} is not what was read; the archive is as it was: run it again")
-    settled = settle(spark, files, root, staged, batch)
+    settled = settle(files, root, staged, batch)
     checksum = 0
     for each in group:
         checksum ^= each.checksum

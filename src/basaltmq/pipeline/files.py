@@ -11,6 +11,8 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from basaltmq.errors import CorruptionError
+
 
 class Files:
     """File operations of a Spark session."""
@@ -18,7 +20,8 @@ class Files:
     def __init__(self, spark: SparkSession, root: str) -> None:
         context: Any = spark.sparkContext
         self._jvm = context._jvm
-        self._system = self._path(root).getFileSystem(context._jsc.hadoopConfiguration())
+        self._settings = context._jsc.hadoopConfiguration()
+        self._system = self._path(root).getFileSystem(self._settings)
 
     def _path(self, path: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(path)
@@ -56,6 +59,27 @@ class Files:
             return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
         finally:
             stream.close()
+
+    def parquet_range(self, path: str, column: str) -> tuple[int, int, int]:
+        """The least and the largest number of a column of a Parquet file and how many rows it has, by its footer."""
+        parquet = self._jvm.org.apache.parquet.hadoop
+        reader = parquet.ParquetFileReader.open(parquet.util.HadoopInputFile.fromPath(self._path(path), self._settings))
+        least: list[int] = []
+        largest: list[int] = []
+        rows = 0
+        try:
+            for block in reader.getFooter().getBlocks():
+                rows += block.getRowCount()
+                for chunk in block.getColumns():
+                    numbers = chunk.getStatistics()
+                    if chunk.getPath().toDotString() == column and numbers.hasNonNullValue():
+                        least.append(numbers.getMin())
+                        largest.append(numbers.getMax())
+        finally:
+            reader.close()
+        if not least:
+            raise CorruptionError(f"the footer of {path} does not say which numbers of {column!r} it has")
+        return min(least), max(largest), rows
 
     def write(self, path: str, content: bytes) -> None:
         """A whole file, seen under its name only when it is complete and durable."""
