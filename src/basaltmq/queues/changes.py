@@ -105,7 +105,7 @@ class Changes:
         """Write a change and let memory follow, or put memory back."""
         try:
             batch = change.seal()
-            if batch.ops:
+            if batch:
                 self._store.write(batch)
         except BaseException:
             change.refused()

@@ -20,6 +20,7 @@ from basaltmq.queues.change import Change
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT
 from basaltmq.queues.fairness import FairScheduler
 from basaltmq.queues.paging import MemoryBudget, PagingLimits, PagingQueue, cancel_rows, delete_rows, put_rows
+from basaltmq.queues.plain import Plain
 from basaltmq.queues.proxy import Proxy
 from basaltmq.queues.rows import prefix_of, read_entries, weight_of
 from basaltmq.store.api import Store
@@ -157,7 +158,7 @@ class FairQueue(Proxy):
         groups = self._by_sub(entries) if sub is None or not entries else [(sub, entries)]
         self._choose_run()
         for name, group in groups:
-            weight = weight_of(group[-1].row)
+            weight = 1 if isinstance(group, Plain) else weight_of(group[-1].row)
             self._sub(name).append(group)
             self._scheduler.ready(name, weight)
             if name in self._blocked:
@@ -231,8 +232,7 @@ class FairQueue(Proxy):
         taken = []
         subs = self._subs
         charged = 0
-        if self._choose_run() > 1:
-            self._read_ahead()
+        prepare = self._read_ahead if self._choose_run() > 1 else None
 
         def fetch(sub: str, most: int) -> tuple[int, bool]:
             nonlocal charged
@@ -243,7 +243,7 @@ class FairQueue(Proxy):
                 del subs[sub]
             return len(found), more
 
-        self._scheduler.deliver(count, fetch)
+        self._scheduler.deliver(count, fetch, prepare)
         self._budget.charge(-charged)
         return taken
 
@@ -253,13 +253,16 @@ class FairQueue(Proxy):
         self._scheduler.set_quantum(run)
         return run
 
-    def _read_ahead(self) -> None:
-        """Read for many sub-queues whose turns are next, if the very next one is on disk."""
+    def _read_ahead(self, turns: list[tuple[str, int]]) -> None:
+        """Read for many sub-queues whose turns are next, if one of those that have theirs is on disk."""
         subs = self._subs
-        upcoming = self._scheduler.upcoming(AHEAD_KEYS, lambda sub, most: subs[sub].to_read(most) is not None)
-        if not upcoming:
+        places = {sub: place for sub, most in turns if (place := subs[sub].to_read(most)) is not None}
+        if not places:
             return
-        wanted = sorted((place, sub) for sub, most in upcoming if (place := subs[sub].to_read(most)) is not None)
+        for sub, most in self._scheduler.upcoming(AHEAD_KEYS):
+            if sub not in places and (place := subs[sub].to_read(most)) is not None:
+                places[sub] = place
+        wanted = sorted((place, sub) for sub, place in places.items())
         bytes_max = min(AHEAD_BYTES, max(self._limits.read_ahead_bytes, self._budget.room_bytes()))
         ranges = [place for place, _ in wanted]
         found = read_ranges(self._store, Family.MESSAGES, ranges, bytes_max)

@@ -189,13 +189,12 @@ class FairScheduler:
                     self._apply_weight(entry)
         return list(turns.items())
 
-    def upcoming(self, count: int, wanted: Callable[[str, int], bool]) -> list[tuple[str, int]]:
-        """Keys whose turns come next and how much they may take then, up to `count` of each class of which the very
-        next one is `wanted`."""
+    def upcoming(self, count: int) -> list[tuple[str, int]]:
+        """Keys whose turns come next and how much they may take then, up to `count` of each class."""
         found: list[tuple[str, int]] = []
         for group in self._active:
             entry = group.head
-            if entry is None or not wanted(entry.key, entry.deficit // group.cost):
+            if entry is None:
                 continue
             for _ in range(count):
                 found.append((entry.key, entry.deficit // group.cost))
@@ -219,11 +218,17 @@ class FairScheduler:
         if group.pass_ < self._time:
             self._time = group.pass_
 
-    def deliver(self, count: int, fetch: Callable[[str, int], tuple[int, bool]]) -> int:
+    def deliver(
+        self,
+        count: int,
+        fetch: Callable[[str, int], tuple[int, bool]],
+        prepare: Callable[[list[tuple[str, int]]], None] | None = None,
+    ) -> int:
         """Give turns until `count` messages were fetched or no key is ready; how many were fetched.
 
         `fetch(key, most)` fetches up to `most` messages of a key, and says how many it got and whether the key has more
         to deliver right away. When it has not, the key is made idle, unless `fetch` itself called `block` for it.
+        `prepare` is told of turns before the first of them is fetched.
         """
         left = count
         while left > 0:
@@ -232,6 +237,8 @@ class FairScheduler:
                 break
             at = 0
             try:
+                if prepare is not None:
+                    prepare(turns)
                 for key, most in turns:
                     got, more = fetch(key, most)
                     at += 1

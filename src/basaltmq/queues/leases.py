@@ -40,8 +40,8 @@ from basaltmq.store.families import Family
 from basaltmq.store.keys import (
     decode_lease_call_expiry_key,
     decode_lease_call_key,
-    lease_call_expiry_key,
-    lease_call_key,
+    lease_call_expiry_key_of,
+    lease_call_key_of,
     lease_call_prefix,
     lease_expiry_bound,
     lp,
@@ -124,8 +124,11 @@ def encode_lease_call(call: LeaseCall, queue_bytes: int) -> bytes:
     """The row of a call; `queue_bytes` is the length of lp(queue), which its keys begin with."""
     consumer = lp(call.consumer)[2:]
     parts = [_HEAD.pack(LAYOUT, call.expires_ns, call.leased_ns, len(consumer)), consumer]
-    tails = [e.key[queue_bytes:] for e in call.entries.values() if not e.flags & TRANSIENT]
-    return b"".join(parts + tails)
+    entries: Iterable[Entry] = call.entries.values()
+    if [e for e in entries if e.flags]:
+        entries = [e for e in entries if not e.flags & TRANSIENT]
+    parts += [e.key[queue_bytes:] for e in entries]
+    return b"".join(parts)
 
 
 def decode_lease_call(queue: str, token: int, row: bytes) -> tuple[LeaseCall, list[bytes]]:
@@ -152,11 +155,11 @@ def decode_lease_call(queue: str, token: int, row: bytes) -> tuple[LeaseCall, li
 class Leases:
     """The leases of one queue. Changes rows in the batch it is handed, and its own memory at once."""
 
-    __slots__ = ("_by_id", "_by_token", "_queue", "_queue_bytes", "returned_ns", "size_bytes")
+    __slots__ = ("_by_id", "_by_token", "_prefix", "_queue", "returned_ns", "size_bytes")
 
     def __init__(self, queue: str, returned_ns: int = 0) -> None:
         self._queue = queue
-        self._queue_bytes = len(lp(queue))
+        self._prefix = lease_call_prefix(queue)
         self._by_token: dict[int, LeaseCall] = {}
         self._by_id: dict[bytes, LeaseCall] = {}
         self.size_bytes = 0
@@ -284,39 +287,39 @@ class Leases:
         if call.is_hold:
             return
         if not call.entries:
-            batch.delete(Family.LEASE_CALLS, lease_call_key(self._queue, call.token))
-            batch.delete(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key(call.expires_ns, self._queue, call.token))
+            batch.delete(Family.LEASE_CALLS, lease_call_key_of(self._prefix, call.token))
+            batch.delete(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key_of(call.expires_ns, self._prefix, call.token))
         elif rewrite:
-            batch.put(Family.LEASE_CALLS, lease_call_key(self._queue, call.token), self._encode(call))
+            batch.put(Family.LEASE_CALLS, lease_call_key_of(self._prefix, call.token), self._encode(call))
 
     def cancel(self, change: Change, call: LeaseCall) -> None:
         """A call that began and ended in one change leaves no rows."""
         if call.is_hold:
             return
-        change.cancel(Family.LEASE_CALLS, lease_call_key(self._queue, call.token))
-        change.cancel(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key(call.expires_ns, self._queue, call.token))
+        change.cancel(Family.LEASE_CALLS, lease_call_key_of(self._prefix, call.token))
+        change.cancel(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key_of(call.expires_ns, self._prefix, call.token))
 
     def move_expiry(self, batch: Batch, call: LeaseCall, expires_ns: int) -> None:
         if not call.is_hold:
-            batch.delete(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key(call.expires_ns, self._queue, call.token))
+            batch.delete(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key_of(call.expires_ns, self._prefix, call.token))
             if expires_ns == FOREVER:
-                batch.delete(Family.LEASE_CALLS, lease_call_key(self._queue, call.token))
+                batch.delete(Family.LEASE_CALLS, lease_call_key_of(self._prefix, call.token))
         call.expires_ns = expires_ns
         self._write(batch, call)
 
     def _write(self, batch: Batch, call: LeaseCall) -> None:
         if call.is_hold:
             return
-        batch.put(Family.LEASE_CALLS, lease_call_key(self._queue, call.token), self._encode(call))
-        batch.put(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key(call.expires_ns, self._queue, call.token), b"")
+        batch.put(Family.LEASE_CALLS, lease_call_key_of(self._prefix, call.token), self._encode(call))
+        batch.put(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key_of(call.expires_ns, self._prefix, call.token), b"")
 
     def _encode(self, call: LeaseCall) -> bytes:
-        return encode_lease_call(call, self._queue_bytes)
+        return encode_lease_call(call, len(self._prefix))
 
     def delete_expiry(self, batch: Batch, call: LeaseCall) -> None:
         """The row of a call in the expiry index goes; the call's own row is somebody else's matter."""
         if not call.is_hold:
-            batch.delete(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key(call.expires_ns, self._queue, call.token))
+            batch.delete(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key_of(call.expires_ns, self._prefix, call.token))
 
 
 class LeaseExpiry:

@@ -180,5 +180,5 @@ class LoadedQueues:
         """Write what of a queue's counts was not worth a write of its own."""
         batch = Batch()
         queue.save(batch)
-        if batch.ops:
+        if batch:
             self._store.write(batch)

@@ -19,6 +19,7 @@ from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft, to_message
 from basaltmq.queues.expiry import watch
 from basaltmq.queues.fairness import WEIGHT_MAX
 from basaltmq.queues.message import FAIRNESS_KEY_BYTES_MAX, PAYLOAD_BYTES_MAX, Message, encode_row
+from basaltmq.queues.plain import Plain
 from basaltmq.store.families import Family
 from basaltmq.store.keys import timed_of
 
@@ -44,7 +45,7 @@ class Made(NamedTuple):
 
     ids: list[bytes]
     """Of all drafts, in their order."""
-    entries: list[Entry]
+    entries: Sequence[Entry]
     delayed: list[tuple[Entry, int]]
     """Those that wait, and until when."""
     sub: str | None
@@ -58,13 +59,13 @@ def make(queue: Queue, change: Change, drafts: Sequence[Draft | bytes], shared_b
     ids = queue.shared.ids.many(len(drafts))
     place_ns = queue.shared.places.next(change)
     if not queue.config.priorities_max and shared_body == rows.NO_BODY:
-        entries = _make_plain(queue, change, drafts, ids, place_ns, memory)
-        if entries is not None:
-            return Made(ids, entries, [], FAIRNESS_KEY_DEFAULT)
-        entries = _make_keyed(queue, drafts, ids, place_ns, memory)
-        if entries is not None:
-            return Made(ids, entries, [], None)
-    entries = []
+        plain = _make_plain(queue, change, drafts, ids, place_ns, memory)
+        if plain is not None:
+            return Made(ids, plain, [], FAIRNESS_KEY_DEFAULT)
+        keyed = _make_keyed(queue, drafts, ids, place_ns, memory)
+        if keyed is not None:
+            return Made(ids, keyed, [], None)
+    entries: list[Entry] = []
     delayed: list[tuple[Entry, int]] = []
     for draft, message_id in zip(drafts, ids, strict=True):
         if isinstance(draft, bytes):
@@ -81,11 +82,12 @@ def make(queue: Queue, change: Change, drafts: Sequence[Draft | bytes], shared_b
 
 def _make_plain(
     queue: Queue, change: Change, drafts: Sequence[Draft | bytes], ids: list[bytes], place_ns: int, memory: bool
-) -> list[Entry] | None:
+) -> Sequence[Entry] | None:
     """Entries of drafts that are nothing but small payloads and properties, all at once; None if they are not."""
     payloads: list[bytes] = drafts  # type: ignore[assignment]
     properties: list[bytes] | None = None
-    flags: list[int] | None = None
+    whole: list[Draft] = []
+    flags = {TRANSIENT if memory else 0}
     if {*map(type, drafts)} != {bytes}:
         whole = [draft for draft in drafts if type(draft) is Draft]
         if len(whole) < len(drafts) or [draft for draft in whole if _SPECIAL(draft) != _ORDINARY]:
@@ -96,7 +98,8 @@ def _make_plain(
             return None
         if max(map(len, properties)) > INLINE_BYTES_MAX:
             return None
-        flags = [TRANSIENT if draft.transient or memory else 0 for draft in whole]
+        if not memory:
+            flags = {TRANSIENT if draft.transient else 0 for draft in whole}
     sizes = list(map(len, payloads))
     if max(sizes, default=0) > INLINE_BYTES_MAX:
         return None
@@ -106,15 +109,12 @@ def _make_plain(
         watch(queue, change, expires_ns)
     head = queue.default_prefix + place_ns.to_bytes(8, "big")
     made = rows.plain_rows(payloads, expires_ns, properties)
-    if flags is None:
-        flag = TRANSIENT if memory else 0
-        return [
-            Entry(head + message_id, row, size, flag, expires_ns)
-            for message_id, row, size in zip(ids, made, sizes, strict=True)
-        ]
+    message_keys = [head + message_id for message_id in ids]
+    if len(flags) == 1:
+        return Plain(message_keys, made, sizes, flags.pop(), expires_ns)
     return [
-        Entry(head + message_id, row, size, flag, expires_ns)
-        for message_id, row, size, flag in zip(ids, made, sizes, flags, strict=True)
+        Entry(key, row, size, TRANSIENT if draft.transient or memory else 0, expires_ns)
+        for key, row, size, draft in zip(message_keys, made, sizes, whole, strict=True)
     ]
 
 

@@ -43,7 +43,7 @@ class PutMessages(msgspec.Struct, frozen=True):
         messages = self.messages
         places = keys.message_keys(messages)
         rows = map(encode_row, messages)
-        batch.ops += [(PUT, _MESSAGES, place, row) for place, row in zip(places, rows, strict=True)]
+        batch.put_many(_MESSAGES, places, list(rows))
 
 
 class DeleteMessage(msgspec.Struct, frozen=True, gc=False):

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, merge
 from itertools import islice
-from operator import attrgetter
 from typing import Final
 
 from basaltmq.errors import StoreStalledError
@@ -31,11 +30,12 @@ from basaltmq.queues.backing import (
     ReadEntries,
 )
 from basaltmq.queues.change import Change
+from basaltmq.queues.plain import Plain
 from basaltmq.store.api import Store
-from basaltmq.store.batch import DELETE, PUT, Batch
+from basaltmq.store.batch import Batch
 from basaltmq.store.families import MIB, Family
 from basaltmq.store.keys import prefix_range
-from basaltmq.store.ranges import Range
+from basaltmq.store.ranges import Range, read_rows
 
 RESIDENT_BYTES_MIN: Final = 16 * 1024
 """What a queue may keep when all queues together are over their budget, so that none of them reads row by row."""
@@ -89,18 +89,22 @@ class MemoryBudget:
 
 def put_rows(change: Change, entries: Sequence[Entry]) -> None:
     """Write the rows of persistent messages."""
-    messages = Family.MESSAGES
-    change.batch.ops += [(PUT, messages, e.key, e.row) for e in entries if not e.flags & TRANSIENT]
+    if isinstance(entries, Plain):
+        if not entries.flags & TRANSIENT:
+            change.batch.put_many(Family.MESSAGES, entries.keys, entries.rows)
+        return
+    if [e for e in entries if e.flags]:
+        entries = [e for e in entries if not e.flags & TRANSIENT]
+    change.batch.put_many(Family.MESSAGES, [e.key for e in entries], [e.row for e in entries])
 
 
 def delete_rows(change: Change, entries: Sequence[Entry]) -> None:
     """Delete the rows of messages, persistent and spilled."""
-    messages = Family.MESSAGES
-    ops = change.batch.ops
-    plain = [(DELETE, messages, e.key, b"") for e in entries if not e.flags & TRANSIENT]
-    ops += plain
-    if len(plain) < len(entries):
-        ops += [(DELETE, Family.TRANSIENT, e.key, b"") for e in entries if e.flags & SPILLED]
+    if not [e for e in entries if e.flags]:
+        change.batch.delete_many(Family.MESSAGES, [e.key for e in entries])
+        return
+    change.batch.delete_many(Family.MESSAGES, [e.key for e in entries if not e.flags & TRANSIENT])
+    change.batch.delete_many(Family.TRANSIENT, [e.key for e in entries if e.flags & SPILLED])
 
 
 def cancel_rows(change: Change, entries: Sequence[Entry]) -> None:
@@ -223,22 +227,24 @@ class PagingQueue:
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Place what was published: behind the last one as a rule, for an append each. Keys of one call ascend."""
+        if self._is_backlog(entries):
+            # They are on disk, and are read when it is their turn.
+            return
         window = self._window
         if self._cursor is None and entries and (not window or window[-1].key < entries[0].key):
             window.extend(entries)
             self._charge(sum([len(e.row) for e in entries]) + ENTRY_OVERHEAD_BYTES * len(entries))
-        elif self._is_backlog(entries):
-            # They are on disk, and are read when it is their turn.
-            return
         else:
             self._place(entries)
         self._limit()
 
     def _is_backlog(self, entries: Sequence[Entry]) -> bool:
         """Persistent messages that nobody had, behind the cursor, in order."""
-        if self._cursor is None or not entries or entries[0].key < self._cursor:
+        if self._cursor is None or not entries:
             return False
-        return not any(map(_flags_of, entries))
+        if isinstance(entries, Plain):
+            return not entries.flags and entries.keys[0] >= self._cursor
+        return entries[0].key >= self._cursor and not [e for e in entries if e.flags]
 
     def _limit(self) -> None:
         limits = self._limits
@@ -474,26 +480,34 @@ class PagingQueue:
         limits = self._limits
         count_max = min(max(limits.read_ahead, wanted), limits.resident_max)
         bytes_max = min(limits.read_ahead_bytes, max(1, self._share_bytes(), self.budget.room_bytes()))
-        chunk_max = READ_CHUNK if bytes_max > 1 else wanted
         while self._cursor is not None:
-            rows: list[tuple[bytes, bytes]] = []
-            size_bytes = 0
-            scan = self._rows(self._cursor)
-            cursor = self._cursor
-            while len(rows) < count_max and size_bytes < bytes_max:
-                asked = min(chunk_max, count_max - len(rows))
-                chunk = list(islice(scan, asked))
-                rows += chunk
-                size_bytes += sum([len(row) for _, row in chunk]) + ENTRY_OVERHEAD_BYTES * len(chunk)
-                if len(chunk) < asked:
-                    self._cursor = None
-                    break
-                cursor = chunk[-1][0] + b"\0"
-            if self._cursor is not None:
-                self._cursor = cursor
+            rows, more = self._next_rows(self._cursor, count_max, bytes_max, wanted)
+            self._cursor = rows[-1][0] + b"\0" if more else None
             if self._take_in(rows):
                 return True
         return bool(self._returned)
+
+    def _next_rows(
+        self, start: bytes, count_max: int, bytes_max: int, wanted: int
+    ) -> tuple[list[tuple[bytes, bytes]], bool]:
+        """Rows from `start` on, at least one, and whether there may be more."""
+        end = prefix_range(self._prefix)[1]
+        assert end is not None, "a length-prefixed name is never all 0xff"
+        if not self._has_spilled:
+            count_max = min(count_max, max(wanted, bytes_max // ENTRY_OVERHEAD_BYTES))
+            return read_rows(self._store, Family.MESSAGES, start, end, count_max, bytes_max)
+        chunk_max = READ_CHUNK if bytes_max > 1 else wanted
+        rows: list[tuple[bytes, bytes]] = []
+        size_bytes = 0
+        scan = self._rows(start)
+        while len(rows) < count_max and size_bytes < bytes_max:
+            asked = min(chunk_max, count_max - len(rows))
+            chunk = list(islice(scan, asked))
+            rows += chunk
+            size_bytes += sum([len(row) for _, row in chunk]) + ENTRY_OVERHEAD_BYTES * len(chunk)
+            if len(chunk) < asked:
+                return rows, False
+        return rows, True
 
     def _take_in(self, rows: list[tuple[bytes, bytes]]) -> bool:
         """Add rows behind the window; False if all of them are leased."""
@@ -588,6 +602,3 @@ class PagingQueue:
                 self._leased.paged_out(entry)
         self._has_spilled = True
         return True
-
-
-_flags_of: Final = attrgetter("flags")

@@ -11,6 +11,7 @@ messages and waiting consumers tie it down.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Final
 
 from basaltmq.errors import InvalidArgumentError, LimitExceededError
@@ -29,6 +30,7 @@ from basaltmq.queues.lifecycle import Kind
 from basaltmq.queues.making import ENQUEUE_MAX, MS, Made
 from basaltmq.queues.message import Message, encode_row
 from basaltmq.queues.paging import MemoryBudget
+from basaltmq.queues.plain import Plain
 from basaltmq.queues.shared import Shared
 from basaltmq.queues.stats import DURABLE_FIELDS, QueueStats
 from basaltmq.queues.throttling import Throttling
@@ -38,6 +40,7 @@ from basaltmq.store.keys import lp, queue_stats_key, timed_of
 
 FLOOR_EVERY: Final = 10_000
 """Acks between two looks at where the queue begins: at most so many tombstones are read when it is loaded."""
+
 
 __all__ = ["ENQUEUE_MAX", "MS", "Queue", "Shared", "check_visibility"]
 
@@ -124,7 +127,7 @@ class Queue:
 
     def _put_stats(self, change: Change, before: tuple[int, ...]) -> None:
         self.stats.returned_ns = self.leases.returned_ns
-        if not change.batch.ops and self.stats.values()[:DURABLE_FIELDS] == before[:DURABLE_FIELDS]:
+        if not change.batch and self.stats.values()[:DURABLE_FIELDS] == before[:DURABLE_FIELDS]:
             # Only what is lost at a crash has changed: its totals wait for something that is worth a write.
             self.has_unsaved = True
             return
@@ -205,13 +208,14 @@ class Queue:
             )
         if self.config.length_max is not None or self.config.bytes_max is not None:
             turned_away: set[bytes] | None = set() if partly else None
-            entries = limits.let_in(self, change, entries, promised=promised, turned_away=turned_away)
+            entries = limits.let_in(self, change, [*entries], promised=promised, turned_away=turned_away)
             if turned_away:
                 ids = [b"" if message_id in turned_away else message_id for message_id in ids]
         self.admit(change, entries, sub)
         if delayed:
             delay(self, change, delayed)
-        self.shared.events.note(change, Kind.ENQUEUED, self, [*entries, *(entry for entry, _ in delayed)])
+            entries = [*entries, *(entry for entry, _ in delayed)]
+        self.shared.events.note(change, Kind.ENQUEUED, self, entries)
         return ids
 
     def deliver(
@@ -227,7 +231,7 @@ class Queue:
         self.backing.publish_delivered(change, entries)
         change.fresh.update(e.key for e in entries)
         self.shared.events.note(change, Kind.ENQUEUED, self, entries)
-        return self._lend(change, entries, consumer, visibility_ms)
+        return self._lend(change, [*entries], consumer, visibility_ms)
 
     def admit(self, change: Change, entries: Sequence[Entry], sub: str | None = None) -> None:
         """Let messages in that are complete: published, returned from a delay, dead-lettered, moved."""
@@ -304,6 +308,8 @@ class Queue:
 
     def _without_expired(self, change: Change, entries: list[Entry]) -> list[Entry]:
         """Let those of the fetched messages go that have expired; the others."""
+        if not [e for e in entries if e.expires_ns]:
+            return entries
         now_ns = change.now_ns
         expired = [e for e in entries if e.expires_ns and e.expires_ns <= now_ns]
         if not expired:
@@ -339,7 +345,8 @@ class Queue:
     ) -> list[Delivery]:
         token = self.shared.tokens.next()
         expires_ns = self._lease_until(change.now_ns, visibility_ms)
-        ids = [e.key[-16:] for e in entries]
+        message_keys = [e.key for e in entries]
+        ids = [key[-16:] for key in message_keys]
         call = LeaseCall(token, consumer, change.now_ns, expires_ns, dict(zip(ids, entries, strict=True)))
         self.leases.add(change.batch, call)
         change.undo(lambda: self.leases.forget(call))
@@ -348,7 +355,7 @@ class Queue:
         self.used_ns = change.now_ns
         returned_ns = max(self.leases.returned_ns, self.shared.places.crash_ns)
         if not returned_ns and not self.config.priorities_max and not [e for e in entries if e.flags]:
-            deliveries = [Delivery(i, token, e.key, e.row) for i, e in zip(ids, entries, strict=True)]
+            deliveries = list(map(Delivery, ids, repeat(token), message_keys, [e.row for e in entries]))
             for entry in entries:
                 entry.row = b""
             return deliveries
@@ -525,6 +532,8 @@ class Queue:
 
     def _clear_rows(self, change: Change, entries: Sequence[Entry], *, keep_bodies: bool) -> None:
         """Delete what a message has beside its row."""
+        if not [e for e in entries if e.flags]:
+            return
         marked = [e for e in entries if e.flags]
         for entry in marked:
             if entry.flags & TIMED:
@@ -552,7 +561,11 @@ class Queue:
 
     def count(self, entries: Sequence[Entry], sign: int) -> None:
         stats = self.stats
-        if stats.transient or stats.apart or (sign > 0 and [e for e in entries if e.flags & (TRANSIENT | APART)]):
+        if isinstance(entries, Plain) and not entries.flags & TRANSIENT:
+            stats.messages += sign * len(entries)
+            stats.size_bytes += sign * entries.size_bytes
+            return
+        if stats.transient or stats.apart or (sign > 0 and [e for e in entries if e.flags]):
             marked = [e for e in entries if e.flags & (TRANSIENT | APART)]
             transient = [e for e in marked if e.flags & TRANSIENT]
             stats.transient += sign * len(transient)

@@ -29,6 +29,9 @@ _LENGTHS: Final = Struct(">II")
 _LOOK: Final = Struct(">BxI12xQ8xI")
 """Of the fixed head: layout, attempts, expires ns, payload bytes."""
 
+_PLAIN: Final = HEAD.pack(LAYOUT, 0, 0, 1, 0, 0, 0, 0, 0)[:-4]
+"""How the row of a message begins that has a payload and nothing else; behind it come its length and itself."""
+
 _RETURNS_MAX: Final = (1 << 32) - 1
 
 
@@ -84,6 +87,12 @@ def read_entry(key: bytes, row: bytes) -> Entry:
 
 def read_entries(found: Sequence[tuple[bytes, bytes]]) -> list[Entry]:
     """The entries of rows on disk, the plain ones without a call each."""
+    size = HEAD.size
+    entries = [Entry(key, row, len(row) - size) for key, row in found if row.startswith(_PLAIN)]
+    return entries if len(entries) == len(found) else _read_any(found)
+
+
+def _read_any(found: Sequence[tuple[bytes, bytes]]) -> list[Entry]:
     look, size = _LOOK.unpack_from, HEAD.size
     entries: list[Entry] = []
     append = entries.append

@@ -431,6 +431,11 @@ def lease_call_prefix(queue: str) -> bytes:
     return lp(queue)
 
 
+def lease_call_key_of(prefix: bytes, token: int) -> bytes:
+    """The same key from the prefix of its queue, for whoever makes many."""
+    return prefix + _U64.pack(token)
+
+
 def decode_lease_call_key(key: bytes) -> tuple[str, int]:
     queue, at = _take_text(key, 0)
     _exactly(key, at + 8)
@@ -439,6 +444,11 @@ def decode_lease_call_key(key: bytes) -> tuple[str, int]:
 
 def lease_call_expiry_key(expires_ns: int, queue: str, token: int) -> bytes:
     return _U64.pack(expires_ns) + lp(queue) + _U64.pack(token)
+
+
+def lease_call_expiry_key_of(expires_ns: int, prefix: bytes, token: int) -> bytes:
+    """The same key from `lease_call_prefix` of its queue."""
+    return _U64.pack(expires_ns) + prefix + _U64.pack(token)
 
 
 def decode_lease_call_expiry_key(key: bytes) -> tuple[int, str, int]:

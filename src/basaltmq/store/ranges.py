@@ -1,14 +1,15 @@
-"""The first rows of many small ranges at once, in one pass over the disk.
+"""Rows in bulk: the first of one range, or of many small ones in one pass over the disk.
 
-A scan each would pay for an iterator each, which costs more than the few rows it is for. A store that can do it with
-one iterator says so by being a `RangeReader`; of every other one the ranges are scanned one by one.
+A scan hands out row by row what may be given up at any of them; whoever knows how much it wants is served for half the
+price. For many ranges a scan each would pay for an iterator each, which costs more than the few rows it is for. A
+store that can do better says so by being a `RangeReader`; every other one is scanned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, cast
 
 from basaltmq.store.api import Reader
 from basaltmq.store.families import Family
@@ -18,11 +19,35 @@ Range: TypeAlias = tuple[bytes, bytes, int]
 """The first key, the one behind the last, and how many rows of it are wanted."""
 
 
-@runtime_checkable
 class RangeReader(Protocol):
-    """A store that reads many ranges in one pass."""
+    """A store that reads in bulk."""
+
+    def read_rows(
+        self, family: Family, start: bytes, end: bytes, rows_max: int, bytes_max: int
+    ) -> tuple[list[Row], bool]: ...
 
     def read_ranges(self, family: Family, ranges: Sequence[Range], bytes_max: int) -> list[list[Row] | None]: ...
+
+
+def read_rows(
+    store: Reader, family: Family, start: bytes, end: bytes, rows_max: int, bytes_max: int
+) -> tuple[list[Row], bool]:
+    """The first rows of a range, up to `rows_max`, and whether there may be more.
+
+    Reading ends with the row that reaches `bytes_max`, or a few rows later.
+    """
+    reader = _reader(store)
+    if reader is not None:
+        return reader.read_rows(family, start, end, rows_max, bytes_max)
+    rows: list[Row] = []
+    scan = iter(store.scan(family, start, end))
+    while len(rows) < rows_max and bytes_max > 0:
+        row = next(scan, None)
+        if row is None:
+            return rows, False
+        rows.append(row)
+        bytes_max -= len(row[0]) + len(row[1])
+    return rows, True
 
 
 def read_ranges(store: Reader, family: Family, ranges: Sequence[Range], bytes_max: int) -> list[list[Row] | None]:
@@ -31,8 +56,9 @@ def read_ranges(store: Reader, family: Family, ranges: Sequence[Range], bytes_ma
     A range of which fewer rows are told than wanted has no more. None stands for one that was not read, because so much
     was deleted around it that it would hold up the others. When `bytes_max` is reached the rest is left out.
     """
-    if isinstance(store, RangeReader):
-        return store.read_ranges(family, ranges, bytes_max)
+    reader = _reader(store)
+    if reader is not None:
+        return reader.read_ranges(family, ranges, bytes_max)
     found: list[list[Row] | None] = []
     for start, end, rows_max in ranges:
         if bytes_max <= 0:
@@ -41,3 +67,8 @@ def read_ranges(store: Reader, family: Family, ranges: Sequence[Range], bytes_ma
         bytes_max -= sum([len(key) + len(value) for key, value in rows])
         found.append(rows)
     return found
+
+
+def _reader(store: Reader) -> RangeReader | None:
+    # Asked for every read: a look at the protocol as a whole would cost more than some of the reads.
+    return cast(RangeReader, store) if hasattr(store, "read_ranges") else None

@@ -26,7 +26,10 @@ import re
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -44,13 +47,13 @@ from basaltmq.errors import (
     StoreReadOnlyError,
     StoreStalledError,
 )
-from basaltmq.store.batch import BATCH_BYTES_MAX, DELETE, PUT, Batch
+from basaltmq.store.batch import BATCH_BYTES_MAX, DELETE, PUT, Batch, Operation
 from basaltmq.store.checkpoint import write_checkpoint
 from basaltmq.store.directory import MARKER, read_marker
 from basaltmq.store.families import Family
 from basaltmq.store.forks import in_child, never_free
 from basaltmq.store.options import StoreOptions
-from basaltmq.store.rocks_cursor import SKIPPED_MAX, Cursor, RocksSnapshot
+from basaltmq.store.rocks_cursor import SKIPPED_MAX, Cursor, RocksSnapshot, Run
 from basaltmq.store.rocks_errors import translate
 from basaltmq.store.seals import Sealer
 from basaltmq.store.verify import verify, verify_open
@@ -70,6 +73,8 @@ PROPERTIES: Final = {
     "background-errors": "rocksdb.background-errors",
 }
 _NEGATIVE: Final = re.compile(r"\s*-\s*\d+\s*")
+_RUN: Final[partial[deque[None]]] = partial(deque, maxlen=0)
+"""Exhausts an iterator of calls for what they do."""
 _SIZES: Final = tuple(PROPERTIES[name] for name in ("sst-bytes", "blob-bytes", "memtable-bytes"))
 
 
@@ -100,7 +105,7 @@ class RocksStore:
         self._lock = threading.Lock()
         self._close_lock = threading.Lock()
         self._error: StorageError | None = None
-        self._cursors: weakref.WeakSet[Cursor] = weakref.WeakSet()
+        self._cursors: weakref.WeakSet[Cursor | Run] = weakref.WeakSet()
         self._on_close: list[Callable[[], None]] = []
         self._wrote: Callable[[int], None] | None = None
         self._logged = WriteOptions()
@@ -141,6 +146,33 @@ class RocksStore:
             cursor = self._cursor(family, reading)
         return cursor.scan_once(start, end, reverse=reverse)
 
+    def read_rows(
+        self, family: Family, start: bytes, end: bytes, rows_max: int, bytes_max: int
+    ) -> tuple[list[tuple[bytes, bytes]], bool]:
+        """The first rows of a range, and whether there may be more (ranges.py)."""
+        if start >= end or rows_max < 1:
+            self.require_open()
+            return [], start < end
+        reading = ReadOptions()
+        reading.set_iterate_upper_bound(end)
+        with self._lock:
+            self.require_open()
+            try:
+                run = Run(self, self._families[family].items(from_key=start, read_opt=reading))  # type: ignore[arg-type]
+            except Exception as error:
+                raise self._meaning(error) from error
+            self._cursors.add(run)
+        try:
+            rows, more = run.read(rows_max, bytes_max)
+        finally:
+            run.close()
+        if more:
+            return rows, True
+        # A run also ends where a block is damaged, and does not say so.
+        begin = rows[-1][0] + b"\0" if rows else start
+        rest = list(islice(self.scan(family, begin, end), rows_max - len(rows)))
+        return rows + rest, len(rows) + len(rest) >= rows_max
+
     def read_ranges(
         self, family: Family, ranges: Sequence[tuple[bytes, bytes, int]], bytes_max: int
     ) -> list[list[tuple[bytes, bytes]] | None]:
@@ -176,7 +208,7 @@ class RocksStore:
         options = self._logged if wal else self._unlogged
         with self._lock:
             self._require_writable()
-            if not batch.ops:
+            if not batch:
                 return
             native = self._native(batch)
             size_bytes = native.size_in_bytes()
@@ -192,21 +224,21 @@ class RocksStore:
 
     def _native(self, batch: Batch) -> WriteBatch:
         native = WriteBatch(raw_mode=True)
-        put = native.put
-        delete = native.delete
-        handles = self._handles
+        ops, columns = batch.parts()
         try:
-            last = Family.DEFAULT
-            handle = handles[last]
-            for kind, family, key, value in batch.ops:
-                if family is not last:
-                    last, handle = family, handles[family]
-                if kind == PUT:
-                    put(key, value, handle)
-                elif kind == DELETE:
-                    delete(key, handle)
-                elif key < value:
-                    native.delete_range(key, value, handle)
+            done = 0
+            for at, family, keys, values in columns:
+                if done < at:
+                    self._add_ops(native, ops[done:at])
+                    done = at
+                handle = self._handles[family]
+                # Calls from C to C: a row costs what the two libraries take for it.
+                if values is None:
+                    _RUN(map(native.delete, keys, repeat(handle)))
+                else:
+                    _RUN(map(native.put, keys, values, repeat(handle)))
+            if done < len(ops):
+                self._add_ops(native, ops[done:] if done else ops)
         except Exception as error:
             raise InvalidArgumentError(f"a batch takes keys and values of type bytes only: {error}") from error
         if native.size_in_bytes() > BATCH_BYTES_MAX:
@@ -214,6 +246,22 @@ class RocksStore:
                 f"a batch of {native.size_in_bytes()} bytes is over the limit of {BATCH_BYTES_MAX}; split it"
             )
         return native
+
+    def _add_ops(self, native: WriteBatch, ops: list[Operation]) -> None:
+        put = native.put
+        delete = native.delete
+        handles = self._handles
+        last = Family.DEFAULT
+        handle = handles[last]
+        for kind, family, key, value in ops:
+            if family is not last:
+                last, handle = family, handles[family]
+            if kind == PUT:
+                put(key, value, handle)
+            elif kind == DELETE:
+                delete(key, handle)
+            elif key < value:
+                native.delete_range(key, value, handle)
 
     def _write_failed(self, error: Exception, batch: Batch, options: WriteOptions, wait_ms: int | None) -> None:
         """Wait a stall out; anything else leaves memory and disk in doubt and poisons the store."""

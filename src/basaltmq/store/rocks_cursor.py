@@ -8,13 +8,15 @@ bounded in bytes too, so that a scan over large values holds at most one value m
 The database stays open while any iterator lives. So a cursor never lets its iterator out: `close` waits for the chunk
 under way and drops it, and no error carries a frame that still holds it.
 
-`Rdict.items` would be faster by a third, but ends silently at a damaged block, so it is not used.
+`Rdict.items` is faster by a third, but ends silently at a damaged block. So a `Run` of it is for whoever wants a number
+of rows, and where it ends before that a cursor has to say that there is nothing more.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, Self
@@ -31,6 +33,9 @@ CHUNK_ROWS_MAX: Final = 256
 CHUNK_BYTES_MAX: Final = 1 << 20
 """Values a scan holds ahead of its reader."""
 
+
+RUN_ROWS: Final = 32
+"""Rows of a run between two looks at their size: a row of the queues has 4 KiB as a rule, and 2 MiB at most."""
 
 SKIPPED_MAX: Final = 4096
 """Deleted rows stepped over between two rows, where many ranges are read in one pass: half a millisecond."""
@@ -192,6 +197,38 @@ def _fault(native: RdictIter, path: Path) -> BasaltError | None:
         fault.__cause__ = error.with_traceback(None)
         return fault
     return None
+
+
+class Run:
+    """Rows of a range from its beginning, many at a time."""
+
+    __slots__ = ("__weakref__", "_items", "_lock", "_owner")
+
+    def __init__(self, owner: Owner, items: Iterator[tuple[bytes, bytes]]) -> None:
+        self._owner = owner
+        self._items: Iterator[tuple[bytes, bytes]] | None = items
+        self._lock = threading.Lock()
+
+    def read(self, rows_max: int, bytes_max: int) -> tuple[list[tuple[bytes, bytes]], bool]:
+        """Up to `rows_max` rows, fewer if they reach `bytes_max`; and False if it ended before either."""
+        rows: list[tuple[bytes, bytes]] = []
+        with self._lock:
+            if self._items is None:
+                self._owner.require_open()
+                raise StoreClosedError("the store was closed while it was read")
+            items = self._items
+            while len(rows) < rows_max and bytes_max > 0:
+                asked = min(RUN_ROWS, rows_max - len(rows))
+                some = list(islice(items, asked))
+                rows += some
+                if len(some) < asked:
+                    return rows, False
+                bytes_max -= sum([len(key) + len(value) for key, value in some])
+        return rows, True
+
+    def close(self) -> None:
+        with self._lock:
+            self._items = None
 
 
 class RocksSnapshot:

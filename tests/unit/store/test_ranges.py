@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from basaltmq.errors import CorruptionError, StoreClosedError
 from basaltmq.store import rocks
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.memory import MemoryStore
 from basaltmq.store.open import open_store
-from basaltmq.store.ranges import read_ranges
+from basaltmq.store.ranges import read_ranges, read_rows
+from basaltmq.store.rocks_cursor import RUN_ROWS, Run
 
 
 @pytest.mark.promise("P8")
@@ -62,3 +64,64 @@ def test_a_range_among_many_deleted_rows_is_left_out_and_those_behind_it_are_rea
     )
     assert found == [[(b"100", b"v"), (b"101", b"v")], None, None, [(b"600", b"v"), (b"601", b"v")]]
     store.close()
+
+
+@pytest.mark.promise("P8")
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_in_bulk_are_those_of_a_scan(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    batch = Batch()
+    for number in chance.sample(range(1000), 400):
+        batch.put(Family.MESSAGES, b"%03d" % number, bytes(chance.randrange(100)))
+    store, memory = open_store(tmp_path / "s"), MemoryStore()
+    for each in (store, memory):
+        each.write(batch)
+        for _ in range(40):
+            start, end = sorted(b"%03d" % chance.randrange(1000) for _ in range(2))
+            most = chance.randrange(1, 200)
+            whole = (
+                list(memory.scan(Family.MESSAGES, start, end))
+                if each is memory
+                else list(store.scan(Family.MESSAGES, start, end))
+            )
+            rows, more = read_rows(each, Family.MESSAGES, start, end, most, 1 << 20)
+            assert rows == whole[:most]
+            assert more or len(rows) == len(whole)
+            assert not more or len(rows) == most
+            few, more = read_rows(each, Family.MESSAGES, start, end, most, 50)
+            assert few == whole[: len(few)]
+            assert more or len(few) == len(whole)
+            assert len(few) <= RUN_ROWS + 2
+    store.close()
+
+
+@pytest.mark.promise("P10")
+def test_rows_in_bulk_do_not_end_silently_where_a_table_is_damaged(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "s")
+    batch = Batch()
+    chance = random.Random(0)
+    for number in range(2000):
+        batch.put(Family.MESSAGES, b"%04d" % number, chance.randbytes(100))
+    store.write(batch)
+    store.close()
+    (table,) = [each for each in (tmp_path / "s" / "kv").glob("*.sst") if each.stat().st_size > 100_000]
+    raw = bytearray(table.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    table.write_bytes(raw)
+    store = open_store(tmp_path / "s")
+    with pytest.raises(CorruptionError):
+        read_rows(store, Family.MESSAGES, b"", b"\xff", 5000, 1 << 30)
+    store.close()
+
+
+def test_a_run_that_is_closed_under_its_reader_says_so() -> None:
+    class Open:
+        path = Path("store")
+
+        def require_open(self) -> None:
+            return None
+
+    run = Run(Open(), iter([(b"k", b"v")]))
+    run.close()
+    with pytest.raises(StoreClosedError):
+        run.read(1, 1)
