@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Final
 
 from basaltmq.broker.consumer import Consumer, share_out, wanted
-from basaltmq.broker.queue import BrokerQueue
+from basaltmq.broker.queue import LEASE_BYTES, BrokerQueue
 from basaltmq.broker.tick_batch import ACK, REQUEUE, Settlement
 from basaltmq.errors import CorruptionError, QueueNotFoundError, StoreStalledError
 from basaltmq.queues.delivery import Delivery
@@ -76,7 +76,7 @@ class Dispatch:
             return False
         count = wanted(line, queue.lease_max)
         try:
-            found = self._plane.lease(queue.name, count, visibility_ms=queue.lease_ms)
+            found = self._plane.lease(queue.name, count, visibility_ms=queue.lease_ms, size_bytes_max=LEASE_BYTES)
         except QueueNotFoundError:
             return False
         except CorruptionError as error:

@@ -19,9 +19,10 @@ from basaltmq.queues.backing import Entry, Info, Leased
 from basaltmq.queues.change import Change
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT
 from basaltmq.queues.fairness import FairScheduler
-from basaltmq.queues.paging import MemoryBudget, PagingLimits, PagingQueue, cancel_rows, delete_rows, put_rows
+from basaltmq.queues.paging import MemoryBudget, PagingLimits, PagingQueue
 from basaltmq.queues.plain import Plain
 from basaltmq.queues.proxy import Proxy
+from basaltmq.queues.row_changes import cancel_rows, delete_rows, put_rows
 from basaltmq.queues.rows import prefix_of, read_entries, weight_of
 from basaltmq.store.api import Store
 from basaltmq.store.families import Family

@@ -30,9 +30,10 @@ from struct import Struct
 from struct import error as struct_error
 from typing import Final
 
-from basaltmq.errors import CorruptionError, LimitExceededError, StaleLeaseError, StorageError
+from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError, StaleLeaseError, StorageError
 from basaltmq.queues.backing import TRANSIENT, Entry
 from basaltmq.queues.change import Change
+from basaltmq.queues.config import DURATION_MS_MAX
 from basaltmq.queues.rows import read_entry
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
@@ -72,6 +73,13 @@ _BOOT_ROW: Final = b"queue_lease_boot"
 _BOOT: Final = Struct(">I")
 _HEAD: Final = Struct(">BQQH")
 _PLACE_BYTES: Final = 24
+
+
+def check_visibility(visibility_ms: int) -> None:
+    if type(visibility_ms) is not int or not 0 <= visibility_ms <= DURATION_MS_MAX:
+        raise InvalidArgumentError(
+            f"a lease lasts 0 ms (as long as its consumer) to {DURATION_MS_MAX} ms, not {visibility_ms!r:.80}"
+        )
 
 
 class Tokens:

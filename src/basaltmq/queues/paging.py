@@ -31,6 +31,7 @@ from basaltmq.queues.backing import (
 )
 from basaltmq.queues.change import Change
 from basaltmq.queues.plain import Plain
+from basaltmq.queues.row_changes import cancel_rows, delete_rows, put_rows
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import MIB, Family
@@ -85,33 +86,6 @@ class MemoryBudget:
     def room_bytes(self) -> int:
         """What is left of the whole; negative when it is overdrawn."""
         return self.limit_bytes - self.used_bytes if self._parent is None else self._parent.room_bytes()
-
-
-def put_rows(change: Change, entries: Sequence[Entry]) -> None:
-    """Write the rows of persistent messages."""
-    if isinstance(entries, Plain):
-        if not entries.flags & TRANSIENT:
-            change.batch.put_many(Family.MESSAGES, entries.keys, entries.rows)
-        return
-    if [e for e in entries if e.flags]:
-        entries = [e for e in entries if not e.flags & TRANSIENT]
-    change.batch.put_many(Family.MESSAGES, [e.key for e in entries], [e.row for e in entries])
-
-
-def delete_rows(change: Change, entries: Sequence[Entry]) -> None:
-    """Delete the rows of messages, persistent and spilled."""
-    if not [e for e in entries if e.flags]:
-        change.batch.delete_many(Family.MESSAGES, [e.key for e in entries])
-        return
-    change.batch.delete_many(Family.MESSAGES, [e.key for e in entries if not e.flags & TRANSIENT])
-    change.batch.delete_many(Family.TRANSIENT, [e.key for e in entries if e.flags & SPILLED])
-
-
-def cancel_rows(change: Change, entries: Sequence[Entry]) -> None:
-    """Forget the rows of messages that this change brought in."""
-    for entry in entries:
-        if not entry.flags & TRANSIENT:
-            change.cancel(Family.MESSAGES, entry.key)
 
 
 class PagingQueue:

@@ -39,12 +39,12 @@ from basaltmq.queues.failures import fail
 from basaltmq.queues.held import is_held
 from basaltmq.queues.hooks import HookCounters
 from basaltmq.queues.key_stats import FairnessKey, ThrottleKey, fairness_keys, throttle_keys
-from basaltmq.queues.leases import LeaseExpiry, Tokens
+from basaltmq.queues.leases import LeaseExpiry, Tokens, check_visibility
 from basaltmq.queues.loaded import LOADED_MAX, LoadedQueues
 from basaltmq.queues.long_operations import LongOperations
 from basaltmq.queues.message import Message
 from basaltmq.queues.paging import MemoryBudget, PagingLimits
-from basaltmq.queues.queue import Queue, Shared, check_visibility
+from basaltmq.queues.queue import Queue, Shared
 from basaltmq.queues.reclaim import Reclaim
 from basaltmq.queues.recorder import Listener, Silence
 from basaltmq.queues.redrive import Wanted
@@ -300,10 +300,18 @@ class QueuePlane:
             self._changes.sync()
 
     def lease(
-        self, name: str, count: int = 1, *, consumer: str = "", visibility_ms: int | None = None, wait_ms: int = 0
+        self,
+        name: str,
+        count: int = 1,
+        *,
+        consumer: str = "",
+        visibility_ms: int | None = None,
+        wait_ms: int = 0,
+        size_bytes_max: int | None = None,
     ) -> list[Delivery]:
         """Up to `count` ready messages, leased; waits up to `wait_ms` for the first. `visibility_ms` 0 lasts until
-        it is released or the plane is opened again."""
+        it is released or the plane is opened again. With `size_bytes_max` the first message, of whatever size, and
+        those behind it that fit: nothing beyond is read into memory."""
         if count < 1:
             raise InvalidArgumentError(f"a lease is for 1 message or more, not {count}")
         if visibility_ms is not None:
@@ -312,7 +320,7 @@ class QueuePlane:
         while True:
             with self._lock:
                 deliveries = self._changes.do(
-                    lambda change: self._queue(name).lease(change, count, consumer, visibility_ms)
+                    lambda change: self._queue(name).lease(change, count, consumer, visibility_ms, size_bytes_max)
                 )
                 left_s = until_s - time.monotonic()
                 if deliveries or left_s <= 0:

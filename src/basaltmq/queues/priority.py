@@ -13,8 +13,9 @@ from typing import Final
 from basaltmq.queues.backing import Entry, Info
 from basaltmq.queues.change import Change
 from basaltmq.queues.fair import FairQueue
-from basaltmq.queues.paging import PagingQueue, cancel_rows, put_rows
+from basaltmq.queues.paging import PagingQueue
 from basaltmq.queues.proxy import Proxy
+from basaltmq.queues.row_changes import cancel_rows, put_rows
 from basaltmq.queues.rows import split_sub_queue
 from basaltmq.store.keys import lp
 

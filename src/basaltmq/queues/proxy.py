@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from basaltmq.queues.backing import Entry
 from basaltmq.queues.change import Change
-from basaltmq.queues.paging import delete_rows
+from basaltmq.queues.row_changes import delete_rows
 
 
 class Proxy(ABC):

@@ -18,19 +18,19 @@ from basaltmq.errors import InvalidArgumentError, LimitExceededError
 from basaltmq.queues import advice, dedup, failures, limits, making, rows
 from basaltmq.queues.backing import APART, RETURNED, SPILLED, TIMED, TRANSIENT, BackingQueue, Entry
 from basaltmq.queues.change import Change
-from basaltmq.queues.config import DURATION_MS_MAX, Durability, QueueConfig
+from basaltmq.queues.config import Durability, QueueConfig
 from basaltmq.queues.delays import delay
 from basaltmq.queues.delivery import PRIORITY, REDELIVERED, Delivery
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
 from basaltmq.queues.expiry import expire
 from basaltmq.queues.fair import SUB_QUEUES_MAX
 from basaltmq.queues.hooks import QueueHooks
-from basaltmq.queues.leases import FOREVER, LEASE_MAX, LeaseCall, Leases
+from basaltmq.queues.leases import FOREVER, LEASE_MAX, LeaseCall, Leases, check_visibility
 from basaltmq.queues.lifecycle import Kind
 from basaltmq.queues.making import ENQUEUE_MAX, MS, Made
 from basaltmq.queues.message import Message, encode_row
 from basaltmq.queues.paging import MemoryBudget
-from basaltmq.queues.plain import Plain
+from basaltmq.queues.portion import fit
 from basaltmq.queues.shared import Shared
 from basaltmq.queues.stats import DURABLE_FIELDS, QueueStats
 from basaltmq.queues.throttling import Throttling
@@ -42,14 +42,7 @@ FLOOR_EVERY: Final = 10_000
 """Acks between two looks at where the queue begins: at most so many tombstones are read when it is loaded."""
 
 
-__all__ = ["ENQUEUE_MAX", "MS", "Queue", "Shared", "check_visibility"]
-
-
-def check_visibility(visibility_ms: int) -> None:
-    if type(visibility_ms) is not int or not 0 <= visibility_ms <= DURATION_MS_MAX:
-        raise InvalidArgumentError(
-            f"a lease lasts 0 ms (as long as its consumer) to {DURATION_MS_MAX} ms, not {visibility_ms!r:.80}"
-        )
+__all__ = ["ENQUEUE_MAX", "MS", "Queue", "Shared"]
 
 
 class Queue:
@@ -278,17 +271,25 @@ class Queue:
             transient=transient,
         )
 
-    def lease(self, change: Change, count: int, consumer: str, visibility_ms: int | None = None) -> list[Delivery]:
-        """Hand out up to `count` ready messages."""
-        entries = self.take_ready(change, min(count, LEASE_MAX, self.leases.room()))
+    def lease(
+        self,
+        change: Change,
+        count: int,
+        consumer: str,
+        visibility_ms: int | None = None,
+        size_bytes_max: int | None = None,
+    ) -> list[Delivery]:
+        """Hand out up to `count` ready messages, the first and what fits beside it into `size_bytes_max`."""
+        entries = self.take_ready(change, min(count, LEASE_MAX, self.leases.room()), size_bytes_max)
         return self._lend(change, entries, consumer, visibility_ms) if entries else []
 
     def _lend(self, change: Change, entries: list[Entry], consumer: str, visibility_ms: int | None) -> list[Delivery]:
-        deliveries = self._hand_out(change, entries, consumer, visibility_ms)
-        self.shared.events.note(change, Kind.LEASED, self, deliveries, consumer, tried=True)
+        message_keys = [e.key for e in entries]
+        deliveries = self._hand_out(change, entries, message_keys, consumer, visibility_ms)
+        self.shared.events.note(change, Kind.LEASED, self, deliveries, consumer, keys=message_keys, tried=True)
         return deliveries
 
-    def take_ready(self, change: Change, count: int) -> list[Entry]:
+    def take_ready(self, change: Change, count: int, size_bytes_max: int | None = None) -> list[Entry]:
         """Take up to `count` messages off the head that have not expired; they go back if the change fails."""
         ready: list[Entry] = []
         throttling = self._throttling()
@@ -300,6 +301,9 @@ class Queue:
             fetched = self.backing.fetch(count - len(ready))
             if not fetched:
                 break
+            if size_bytes_max is not None:
+                fetched, size_bytes_max = fit(self.backing, fetched, size_bytes_max, is_first=not ready)
+                count = count if size_bytes_max else 0
             if throttling is not None:
                 fetched = throttling.admit(change, fetched)
             self._undo_fetch(change, fetched)
@@ -341,11 +345,15 @@ class Queue:
         change.undo(lambda: self.backing.put_back(fetched))
 
     def _hand_out(
-        self, change: Change, entries: list[Entry], consumer: str, visibility_ms: int | None
+        self,
+        change: Change,
+        entries: list[Entry],
+        message_keys: list[bytes],
+        consumer: str,
+        visibility_ms: int | None,
     ) -> list[Delivery]:
         token = self.shared.tokens.next()
         expires_ns = self._lease_until(change.now_ns, visibility_ms)
-        message_keys = [e.key for e in entries]
         ids = [key[-16:] for key in message_keys]
         call = LeaseCall(token, consumer, change.now_ns, expires_ns, dict(zip(ids, entries, strict=True)))
         self.leases.add(change.batch, call)
@@ -560,20 +568,7 @@ class Queue:
                 entry.row = row
 
     def count(self, entries: Sequence[Entry], sign: int) -> None:
-        stats = self.stats
-        if isinstance(entries, Plain) and not entries.flags & TRANSIENT:
-            stats.messages += sign * len(entries)
-            stats.size_bytes += sign * entries.size_bytes
-            return
-        if stats.transient or stats.apart or (sign > 0 and [e for e in entries if e.flags]):
-            marked = [e for e in entries if e.flags & (TRANSIENT | APART)]
-            transient = [e for e in marked if e.flags & TRANSIENT]
-            stats.transient += sign * len(transient)
-            stats.transient_bytes += sign * sum(e.size_bytes for e in transient)
-            stats.apart += sign * (len(marked) - len(transient))
-            entries = [e for e in entries if not e.flags & TRANSIENT]
-        stats.messages += sign * len(entries)
-        stats.size_bytes += sign * sum([e.size_bytes for e in entries])
+        self.stats.count(entries, sign)
 
     def open(self, entry: Entry, body: bytes | None = None) -> Message:
         """The message of an entry whose row is in memory."""

@@ -20,6 +20,7 @@ from basaltmq.queues import rows
 from basaltmq.queues.change import Change
 from basaltmq.queues.lifecycle import PRIORITIES, Kind, encode_block
 from basaltmq.queues.message import LAYOUT
+from basaltmq.queues.plain import Plain
 
 if TYPE_CHECKING:
     from basaltmq.queues.queue import Queue
@@ -57,9 +58,11 @@ class Listener(Protocol):
         messages: Sequence[Placed],
         consumer: str = "",
         *,
+        keys: list[bytes] | None = None,
         tried: bool = False,
     ) -> None:
-        """Messages of one call. `tried`: their rows are in memory, and tell attempts."""
+        """Messages of one call. `keys`: those of all of them, where the caller has the list. `tried`: their rows are
+        in memory, and tell attempts."""
         ...
 
 
@@ -74,6 +77,7 @@ class Silence:
         messages: Sequence[Placed],
         consumer: str = "",
         *,
+        keys: list[bytes] | None = None,
         tried: bool = False,
     ) -> None:
         return
@@ -118,20 +122,24 @@ class Recorder:
         messages: Sequence[Placed],
         consumer: str = "",
         *,
+        keys: list[bytes] | None = None,
         tried: bool = False,
     ) -> None:
         """Tell of messages when the change is written."""
         if self._cut is not None:
             cut = self._cut
             messages = [each for each in messages if each.key[-2:] < cut]
+            keys = None
         if not messages:
             return
+        if keys is None:
+            keys = messages.keys if isinstance(messages, Plain) else [each.key for each in messages]
         block = encode_block(
             kind,
             PRIORITIES if queue.config.priorities_max else 0,
             change.now_ns,
             consumer,
-            [each.key for each in messages],
+            keys,
             # In a queue where nothing ever failed there is nothing to look for.
             _attempts(messages) if tried and queue.stats.failed else b"",
         )

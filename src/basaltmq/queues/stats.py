@@ -12,10 +12,13 @@ Transient messages are counted beside, in memory, like the messages themselves.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
 from basaltmq.errors import CorruptionError
+from basaltmq.queues.backing import APART, TRANSIENT, Entry
+from basaltmq.queues.plain import Plain
 
 LAYOUT: Final = 2
 FIELDS: Final = (
@@ -91,6 +94,22 @@ class QueueStats:
     def restore(self, values: tuple[int, ...]) -> None:
         for name, value in zip(self.__slots__, values, strict=True):
             setattr(self, name, value)
+
+    def count(self, entries: Sequence[Entry], sign: int) -> None:
+        """Messages come in (1), or leave (-1)."""
+        if isinstance(entries, Plain) and not entries.flags & TRANSIENT:
+            self.messages += sign * len(entries)
+            self.size_bytes += sign * entries.size_bytes
+            return
+        if self.transient or self.apart or (sign > 0 and [e for e in entries if e.flags]):
+            marked = [e for e in entries if e.flags & (TRANSIENT | APART)]
+            transient = [e for e in marked if e.flags & TRANSIENT]
+            self.transient += sign * len(transient)
+            self.transient_bytes += sign * sum(e.size_bytes for e in transient)
+            self.apart += sign * (len(marked) - len(transient))
+            entries = [e for e in entries if not e.flags & TRANSIENT]
+        self.messages += sign * len(entries)
+        self.size_bytes += sign * sum([e.size_bytes for e in entries])
 
     def depth(self) -> int:
         """Messages in the queue, ready or leased."""
