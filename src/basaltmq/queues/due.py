@@ -24,6 +24,10 @@ from basaltmq.store.keys import lease_call_expiry_key
 DUE_MAX: Final = 64
 """Leases and timers served by one `run`; each is a batch of its own."""
 
+DUE_ROWS: Final = 2000
+"""Rows after which a `run` leaves the rest to the next one: a thousand messages that come back, some ten milliseconds
+in which nobody else has the plane."""
+
 FOLLOW_UP_MAX: Final = 16
 """Batches of one operation that bring other queues back to their limits; the rest waits for `run`."""
 
@@ -61,14 +65,24 @@ class Due:
     def run(self, now_ns: int) -> int | None:
         """Do a bounded piece of what is due; when to come again, None: never."""
         self.bring_back_to_limits()
-        for expires_ns, name, token in self._shared.lease_expiry.due(now_ns, DUE_MAX):
+        rows = served = 0
+        while rows < DUE_ROWS and served < DUE_MAX:
+            due = self._shared.lease_expiry.due(now_ns, 1)
+            if not due:
+                break
+            expires_ns, name, token = due[0]
             try:
-                self._expire_lease(now_ns, expires_ns, name, token)
+                rows += self._expire_lease(now_ns, expires_ns, name, token)
             except BaseException:
                 self._shared.lease_expiry.add(expires_ns, name, token)
                 raise
+            served += 1
+        # Timers have a turn however many leases there are.
+        rows = 0
         for timer in self._shared.timers.due(now_ns, DUE_MAX):
-            self._serve(now_ns, timer)
+            rows += self._serve(now_ns, timer)
+            if rows >= DUE_ROWS:
+                break
         if self._shared.reclaim.is_pending:
             self._changes.do(self._shared.reclaim.step, now_ns)
         self._wake_for_tokens(now_ns)
@@ -126,32 +140,40 @@ class Due:
             if at_ns is not None and at_ns <= now_ns:
                 self._wake(name)
 
-    def _expire_lease(self, now_ns: int, expires_ns: int, name: str, token: int) -> None:
-        def forget(change: Change) -> None:
+    def _expire_lease(self, now_ns: int, expires_ns: int, name: str, token: int) -> int:
+        """End a lease; how many rows that took."""
+
+        def forget(change: Change) -> int:
             change.batch.delete(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key(expires_ns, name, token))
+            return 1
+
+        def end(change: Change) -> int:
+            expire_lease(queue, change, token)
+            return len(change.batch)
 
         if self._loaded.config(name) is None:
-            self._changes.do(forget, now_ns)
-            return
+            return self._changes.do(forget, now_ns)
         queue = self._loaded.require(name)
         try:
             queue.leases.require(token)
         except StaleLeaseError:
-            self._changes.do(forget, now_ns)
-            return
-        self._changes.do(lambda change: expire_lease(queue, change, token), now_ns)
+            return self._changes.do(forget, now_ns)
+        return self._changes.do(end, now_ns)
 
-    def _serve(self, now_ns: int, timer: Timer) -> None:
-        def serve(change: Change) -> None:
+    def _serve(self, now_ns: int, timer: Timer) -> int:
+        """Do what a timer stands for; how many rows that took."""
+
+        def serve(change: Change) -> int:
             more = False
             if self._loaded.config(timer.queue) is not None:
                 more = self._fire(change, timer)
             if not more:
                 self._shared.timers.clear(change, timer)
+            return len(change.batch)
 
         if timer.kind == timers.UNUSED and self._is_unused(now_ns, timer.queue):
             self._delete(timer.queue)
-        self._changes.do(serve, now_ns)
+        return self._changes.do(serve, now_ns)
 
     def _fire(self, change: Change, timer: Timer) -> bool:
         queue = self._loaded.require(timer.queue)
