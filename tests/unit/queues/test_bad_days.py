@@ -78,6 +78,21 @@ def test_a_clock_that_goes_back_ends_no_lease_early_and_holds_up_nothing_that_co
     assert sorted(payloads(again, "q")) == [b"delayed", b"later", b"soon"]
 
 
+@pytest.mark.promise("P3")
+def test_messages_keep_the_order_they_came_in_however_often_the_clock_goes_back(
+    planes: Planes, plane: QueuePlane, make: Make, clock: Clock
+) -> None:
+    make("q")
+    for number in range(3):
+        plane.enqueue("q", [b"%d" % number])
+        clock.pass_ms(-HOUR_MS)
+    again = planes.open()
+    again.enqueue("q", [b"3"])
+    clock.pass_ms(-HOUR_MS)
+    again.enqueue("q", [b"4"])
+    assert payloads(again, "q") == [b"0", b"1", b"2", b"3", b"4"]
+
+
 @pytest.mark.spec("C11")
 @pytest.mark.parametrize("jump_ms", [-HOUR_MS, HOUR_MS])
 def test_throttles_give_their_rate_again_after_the_clock_has_jumped(
