@@ -6,7 +6,8 @@ three times, in one warm session on `local[2]`. Sums over every column have to c
 the first queries cost is told apart. CPU time is that of the JVM and of Spark's Python workers together: on a machine
 that is busy with other things it says more than the clock.
 
-A million records, or ten million with --full; BASALT_BENCH_PIPELINE_RECORDS sets another number.
+A million records, or ten million with --full; BASALT_BENCH_PIPELINE_RECORDS sets another number. The bar of archive is
+for ten million.
 """
 
 from __future__ import annotations
@@ -186,7 +187,10 @@ def _archiving(spark: SparkSession, data: Path, path: Path, records: int) -> lis
     return [
         Row("Parquet to Parquet", records / middle([other.wall_s for other, _ in pairs]), "records/s"),
         Row("archive", records / middle([own.wall_s for _, own in pairs]), "records/s"),
-        Row("archive / Parquet to Parquet", ratio, "ratio", ">= 0.5", ratio >= 0.5),
+        # Starting a streaming query takes seconds, which are more than a few records do.
+        Row("archive / Parquet to Parquet", ratio, "ratio", ">= 0.5", ratio >= 0.5)
+        if records >= RECORDS_FULL
+        else Row("archive / Parquet to Parquet, with its start", ratio, "ratio"),
         Row("  least of the rounds", min(spread), "ratio"),
         Row("  most", max(spread), "ratio"),
         Row("  in CPU time", middle([other.cpu_s / max(own.cpu_s, 0.01) for other, own in pairs]), "ratio"),
