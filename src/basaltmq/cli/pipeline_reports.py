@@ -17,11 +17,17 @@ from basaltmq.pipeline.vantage import require_path
 @click.command()
 @flag.topics(required=False, help="Default: all that are kept on disk.")
 @click.option("--archive", help="Compare with this archive.")
+@click.option("--index", "with_index", is_flag=True, help="Compare the index row by row; nobody may write meanwhile.")
 @flag.html_page
 @flag.as_json
 @flag.placed
 def audit(
-    place: dict[str, str], topics: list[str] | None, archive: str | None, page: Path | None, as_json: bool
+    place: dict[str, str],
+    topics: list[str] | None,
+    archive: str | None,
+    with_index: bool,
+    page: Path | None,
+    as_json: bool,
 ) -> None:
     """Do log, index, archive, groups, queues and imports fit together?
 
@@ -33,7 +39,8 @@ def audit(
         from basaltmq.pipeline.audit import audit as run
         from basaltmq.pipeline.reports import audit_page
 
-        result = run(spark, AuditJob(path=path, vhost=place["vhost"], topics=topics, archive=archive))
+        job = AuditJob(path=path, vhost=place["vhost"], topics=topics, archive=archive, index=with_index)
+        result = run(spark, job)
         if page is not None:
             page.write_text(audit_page(result))
     if as_json:

@@ -1,7 +1,7 @@
 """Audit: does everything fit together? Log, index, archive, groups, queues, imports; counted independently.
 
     log        every record read by Spark: counts, distinct offsets and a checksum by block of offsets, counts by hour
-    index      what each partition says it holds, against what was read
+    index      what each partition says it holds, against what was read; if asked, row by row (`rebuild_index`)
     archive    every file a manifest names: there, of its size, its range, its count; checksums by manifest; files that
                no manifest names; and block by block against the log, as far as both have the offsets
     the rest   groups, queues, leases, imports, checksums of the log's frames: `audit_store`
@@ -28,6 +28,8 @@ from basaltmq.pipeline.files import Files
 from basaltmq.pipeline.findings import Finding, Severity
 from basaltmq.pipeline.manifest import CHECKSUM, ArchivedFile, Manifest, read_manifests
 from basaltmq.pipeline.place import DEFAULT_VHOST, store_path
+from basaltmq.pipeline.rebuild_index import RebuildJob, rebuild_index
+from basaltmq.pipeline.tasks import SparkTasks
 from basaltmq.streams.shards import Engine
 from basaltmq.streams.view import StreamView
 
@@ -46,6 +48,8 @@ class AuditJob(msgspec.Struct, frozen=True, kw_only=True):
     topics: list[str] | None = None
     """None: all that are kept on disk."""
     archive: str | None = None
+    index: bool = False
+    """Compare the index with what the log says it should be, row by row; nobody may have the store open for writing."""
 
 
 class PartitionAudit(msgspec.Struct, frozen=True):
@@ -138,6 +142,9 @@ def audit(spark: SparkSession, job: AuditJob) -> Audited:
         ranges = {at: (info.start_offset, info.high_watermark) for at, info in infos.items()}
         findings += _compared(log, kept_archive, blocks, archived, ranges)
         findings += _gaps(archived, ranges)
+    if job.index:
+        rebuild = RebuildJob(path=job.path, vhost=job.vhost, compare=True)
+        findings += rebuild_index(SparkTasks(spark), rebuild).findings
     buckets = _buckets(log, kept_archive)
     return Audited(job.path, job.archive, findings, partitions, buckets, time.monotonic() - began_s)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol
 
 from basaltmq.errors import InvalidArgumentError
@@ -45,10 +46,11 @@ def looking(source: Mapping[str, str]) -> Iterator[Topics]:
     vhost = source.get("vhost", DEFAULT_VHOST)
     if "server" in source:
         from basaltmq.pipeline.remote import RemoteView
-        from basaltmq.pipeline.remote_http import USER, Login
+        from basaltmq.pipeline.remote_http import USER, Login, check_server
 
         password = source.get("password") or os.environ.get(PASSWORD) or USER
-        yield RemoteView(Login(source["server"], source.get("user", USER), password, vhost))
+        authority = Path(source["ca"]).read_text() if "ca" in source else ""
+        yield RemoteView(Login(check_server(source["server"]), source.get("user", USER), password, vhost, authority))
         return
     with StreamView.open(store_path(source["path"], vhost)) as view:
         yield view

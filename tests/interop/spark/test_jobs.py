@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
+from contextlib import closing
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
@@ -22,6 +26,10 @@ from basaltmq.pipeline.latency import latency
 from basaltmq.pipeline.manifest import read_manifests
 from basaltmq.pipeline.replay import ReplayJob, replay
 from basaltmq.pipeline.reports import audit_page, latency_page
+from basaltmq.store import keys
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+from basaltmq.store.open import open_store
 
 pytestmark = [pytest.mark.spec("F2", "F3"), pytest.mark.timeout(500), pytest.mark.xdist_group("spark")]
 
@@ -95,38 +103,67 @@ def test_an_archive_is_compacted_replayed_and_audited(spark: SparkSession, tmp_p
         db.streams.offsets.commit("readers", {(db.streams.topics.get("007").id, 0): 10_000})
         db.topic("007").delete_before(1, 3)
         db.streams.offsets.commit("slow", {(db.streams.topics.get("007").id, 1): 1})
+    with closing(open_store(data)) as store:
+        batch = Batch()
+        batch.put(Family.STREAM_INDEX, keys.stream_index_key(b"K", 1, 7, 7), b"")
+        store.write(batch)
     page = tmp_path / "audit.html"
     told = CliRunner().invoke(
-        main, ["--data-dir", str(data), "pipeline", "audit", "--archive", str(root), "--html", str(page), "--json"]
+        main,
+        [
+            "--data-dir",
+            str(data),
+            "pipeline",
+            "audit",
+            "--archive",
+            str(root),
+            "--index",
+            "--html",
+            str(page),
+            "--json",
+        ],
     )
     assert told.exit_code == 3, told.output
     kinds = {(each["severity"], each["kind"]) for each in json.loads(told.stdout)["findings"]}
     assert {
         ("fault", "orphan"),
         ("loss", "missing file"),
-        ("loss", "missing"),
+        ("loss", "file size"),
+        ("fault", "duplicate"),
+        ("loss", "count"),
         ("loss", "checksum"),
         ("fault", "ahead"),
         ("loss", "unread"),
-    } <= kinds
+        ("fault", "index"),
+    } <= kinds, told.stdout
     assert "<svg" in page.read_text()
     assert "Records are missing or damaged" in page.read_text()
 
 
 def plant(spark: SparkSession, root: Path) -> None:
-    """A file that goes, a stray one, and a manifest whose checksum is not that of its records."""
+    """Of four files: one goes and a stray one comes, one is there twice, one is longer, one is another's."""
     files = Files(spark, str(root))
-    manifest = read_manifests(files, str(root))[0]
-    gone = root / manifest.files[0].path
-    gone.rename(gone.with_name("stray.parquet"))
+    (manifest,) = read_manifests(files, str(root))
     path = root / "_manifests" / f"{manifest.batch:06d}.json"
     raw = json.loads(path.read_text())
-    alone = raw | {"files": raw["files"][1:], "checksum": raw["checksum"] ^ 1, "replaces": []}
-    alone["batch"] = raw["batch"] + 1
-    raw["files"] = raw["files"][:1]
-    path.write_text(json.dumps(raw))
+    gone, twice, longer, other = raw["files"]
+    (root / gone["path"]).rename((root / gone["path"]).with_name("stray.parquet"))
+    copy = twice | {"path": twice["path"].replace(".parquet", "-again.parquet")}
+    shutil.copy(root / twice["path"], root / copy["path"])
+    with open(root / longer["path"], "ab") as damaged:
+        damaged.write(b"x")
+    rows = pyarrow.parquet.ParquetFile(root / other["path"]).read()
+    values = rows.column("value").to_pylist()
+    column = pyarrow.array([b"forged", *values[1:]], rows.schema.field("value").type)
+    pyarrow.parquet.write_table(
+        rows.set_column(rows.schema.get_field_index("value"), "value", column), root / other["path"]
+    )
+    forged = other | {"size_bytes": (root / other["path"]).stat().st_size}
+    path.write_text(json.dumps(raw | {"files": [gone, longer]}))
+    alone = raw | {"files": [twice, copy, forged], "batch": raw["batch"] + 1, "replaces": []}
     path.with_name(f"{alone['batch']:06d}.json").write_text(json.dumps(alone))
-    for hidden in path.parent.glob(".*"):
+    # Hadoop's checksums of what was changed.
+    for hidden in root.rglob(".*.crc"):
         hidden.unlink()
 
 
