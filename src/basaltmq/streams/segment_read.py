@@ -37,7 +37,7 @@ Cutter: TypeAlias = Callable[[bytes], Cut]
 
 
 def find_cutter() -> Cutter | None:
-    """Arrow's, where somebody loaded it: for this alone it would cost a broker 35 MiB and a third of its start."""
+    """Arrow's, where somebody loaded it: for this alone it would cost a broker some 33 MiB."""
     if "pyarrow" not in sys.modules:
         return None
     from basaltmq.log.arrow import cutter
