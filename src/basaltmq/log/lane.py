@@ -301,10 +301,11 @@ class Lane:
                 self._want_ring()
                 return False
             count = len(gathered)
+            segment = self._active.start
             parts = gathered[self._ringed :] if self._ringed else list(gathered)
         held = self._ring
         try:
-            if not held.append(self.seed, target - size_bytes, parts, size_bytes):
+            if not held.append(self.seed, target - size_bytes, segment, parts, size_bytes):
                 return False
         except OSError as error:
             meaning = os_error(error, held.path)

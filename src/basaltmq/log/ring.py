@@ -7,12 +7,13 @@ writers were told, and is synced in the background before their place here is us
 
     slots of 4096 bytes; an entry begins with one
 
-     0       4       8          16       20      24
-     | magic | crc   | position | bytes  | 0 u32 | whole frames, `bytes` of them ...
-     | u32   | u32   | u64      | u32    |       |
+     0       4       8          16        24       28      32
+     | magic | crc   | position | segment | bytes  | 0 u32 | whole frames, `bytes` of them ...
+     | u32   | u32   | u64      | u64     | u32    |       |
 
 All little-endian. The CRC32C covers what follows it up to the frames and begins with the lane's seed; the frames have
-checksums of their own. No two entries share a slot, so a write that is torn damages only what nobody was promised.
+checksums of their own; `segment` is where the segment that they lie in begins. No two entries share a slot, so a write
+that is torn damages only what nobody was promised.
 
 After a crash `replay` puts every entry that is whole where it belongs. That is right for old ones too: a position is
 given out once while a ring lives, so what an entry says about it is what the segment must say. The ring is removed when
@@ -25,7 +26,6 @@ Not here: when to write where (`lane`). Budget: 3 us per entry around the write.
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -49,8 +49,8 @@ MAGIC: Final = 0x47525342
 SLOT_BYTES: Final = 4096
 """What disks and page caches write at least."""
 
-_HEAD: Final = Struct("<IIQII")
-_COVERED: Final = Struct("<QII")
+_HEAD: Final = Struct("<IIQQII")
+_COVERED: Final = Struct("<QQII")
 _ZEROS_BYTES: Final = 1 << 20
 _PARTS_MAX: Final = 1000
 """Buffers of one write, with room for the head below what Linux takes."""
@@ -95,8 +95,11 @@ class Ring:
         """Taken and not yet released."""
         return self.taken - self._released
 
-    def append(self, seed: int, position: int, parts: Sequence[bytes], size_bytes: int) -> bool:
-        """Write frames that lie at `position` of the lane, and have them durable; False if there is no room."""
+    def append(self, seed: int, position: int, segment: int, parts: Sequence[bytes], size_bytes: int) -> bool:
+        """Write frames that lie at `position`, in the segment that begins at `segment`; False if there is no room.
+
+        They are durable on return.
+        """
         needed = -(-(_HEAD.size + size_bytes) // SLOT_BYTES) * SLOT_BYTES
         at = self._at
         skipped = 0
@@ -106,7 +109,7 @@ class Ring:
             return False
         if len(parts) > _PARTS_MAX:
             parts = (b"".join(parts),)
-        head = _encode_head(seed, position, size_bytes)
+        head = _encode_head(seed, position, segment, size_bytes)
         written = os.pwritev(self._fd, [head, *parts], at)
         if written != len(head) + size_bytes:
             _write_on(self._fd, b"".join((head, *parts)), written, at)
@@ -132,18 +135,15 @@ def replay(lane: Path, seed: int, segments: Sequence[Segment]) -> int:
         raw = (lane / NAME).read_bytes()
     except FileNotFoundError:
         return 0
-    starts = [segment.start for segment in segments]
+    known = {segment.start: segment for segment in segments}
     restored = 0
     concerned: dict[int, Segment] = {}
-    for position, begin, size_bytes in _entries(seed, raw):
-        number = bisect_right(starts, position) - 1
-        if number < 0:
-            # Its segment was cleaned away.
+    for position, start, begin, size_bytes in _entries(seed, raw):
+        segment = known.get(start)
+        if segment is None:
+            # It was cleaned away.
             continue
-        segment = segments[number]
-        at = position - segment.start
-        if number + 1 < len(starts) and position + size_bytes > starts[number + 1]:
-            continue
+        at = position - start
         if _restore(segment, at, raw[begin : begin + size_bytes]):
             segment.size_bytes = max(segment.size_bytes, at + size_bytes)
             restored += 1
@@ -162,27 +162,28 @@ def remove(lane: Path) -> None:
             os.unlink(lane / name)
 
 
-def _encode_head(seed: int, position: int, size_bytes: int) -> bytes:
-    return _HEAD.pack(MAGIC, _extend(seed, _COVERED.pack(position, size_bytes, 0)), position, size_bytes, 0)
+def _encode_head(seed: int, position: int, segment: int, size_bytes: int) -> bytes:
+    covered = _COVERED.pack(position, segment, size_bytes, 0)
+    return _HEAD.pack(MAGIC, _extend(seed, covered), position, segment, size_bytes, 0)
 
 
-def _decode_head(seed: int, raw: bytes, at: int) -> tuple[int, int] | None:
-    """(position, bytes of frames) of the entry at `at`; None if none begins there."""
-    magic, crc, position, size_bytes, zero = _HEAD.unpack_from(raw, at)
+def _decode_head(seed: int, raw: bytes, at: int) -> tuple[int, int, int] | None:
+    """(position, where its segment begins, bytes of frames) of the entry at `at`; None if none begins there."""
+    magic, crc, position, segment, size_bytes, zero = _HEAD.unpack_from(raw, at)
     if magic != MAGIC or zero or crc != _extend(seed, raw[at + 8 : at + _HEAD.size]):
         return None
     if at + _HEAD.size + size_bytes > len(raw):
         return None
-    return position, size_bytes
+    return position, segment, size_bytes
 
 
-def _entries(seed: int, raw: bytes) -> list[tuple[int, int, int]]:
-    """(position, where its frames begin, their bytes) of every whole entry, by position."""
+def _entries(seed: int, raw: bytes) -> list[tuple[int, int, int, int]]:
+    """(position, its segment, where its frames begin, their bytes) of every whole entry, by position."""
     found = []
     for at in range(0, len(raw) - SLOT_BYTES + 1, SLOT_BYTES):
         head = _decode_head(seed, raw, at)
-        if head is not None and _is_whole(seed, raw, at + _HEAD.size, head[1]):
-            found.append((head[0], at + _HEAD.size, head[1]))
+        if head is not None and _is_whole(seed, raw, at + _HEAD.size, head[2]):
+            found.append((head[0], head[1], at + _HEAD.size, head[2]))
     return sorted(found)
 
 

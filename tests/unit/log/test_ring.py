@@ -159,7 +159,7 @@ def test_every_byte_of_a_ring_flipped_takes_no_more_than_its_own_frames(tmp_path
         gather(lane, number)
         lane.secure()
     assert len(frame(1)) == len(frame(2)) < SLOT_BYTES
-    whole = 24 + len(frame(1))
+    whole = 32 + len(frame(1))
     left = copied(lane, tmp_path / "left", kept)
     segment = left / lane.segments()[-1].path.name
     lane.close()
@@ -266,6 +266,30 @@ def test_secured_frames_of_a_segment_that_was_rolled_away_from_are_put_back_into
     os.truncate(left / last.path.name, 0)
     lane.close()
     assert found(left, tmp_path) == [0, 1]
+
+
+@pytest.mark.promise("P10")
+def test_frames_of_a_segment_that_was_cleaned_away_do_not_come_back(tmp_path: Path) -> None:
+    lane = ringed(tmp_path / "lane")
+    lane.roll()
+    lane.sync()
+    gather(lane, 1)
+    lane.secure()
+    lane.tidy()
+    lane.roll()
+    lane.sync()
+    gather(lane, 2)
+    lane.secure()
+    lane.tidy()
+    left = copied(lane, tmp_path / "killed")
+    gone = lane.segments()[1].path.name
+    os.unlink(left / gone)
+    sizes = {each.name: each.stat().st_size for each in left.iterdir() if each.name != NAME}
+    again = open_lane(left)
+    assert {name: (left / name).stat().st_size for name in sizes} == sizes
+    assert not (left / gone).exists()
+    again.close()
+    lane.close()
 
 
 def test_a_ring_that_cannot_be_made_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
