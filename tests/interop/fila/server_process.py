@@ -15,6 +15,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -61,7 +62,8 @@ async def serve(directory: Path, options: FilaOptions) -> None:
 def options_of(text: str) -> FilaOptions:
     given = json.loads(text)
     tls = given.pop("tls", None)
-    files = None if tls is None else TlsFiles(**{name: Path(path) for name, path in tls.items()})
+    paths: dict[str, Any] = {name: Path(path) for name, path in (tls or {}).items()}
+    files = None if tls is None else TlsFiles(**paths)
     return FilaOptions(tls=files, **({"port": 0} | given))
 
 
