@@ -23,8 +23,9 @@ from bench.row import Row
 
 from basaltmq.broker.consumer import Consumer
 from basaltmq.broker.exchange import QUEUE, Destination
+from basaltmq.broker.loop_commit import LoopCommit
 from basaltmq.broker.topology import Topology
-from basaltmq.broker.vhost import ACK, LoopCommit, Settlement, VHost
+from basaltmq.broker.vhost import ACK, Settlement, VHost
 from basaltmq.queues.config import Durability, QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane

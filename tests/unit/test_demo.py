@@ -53,6 +53,8 @@ def test_interrupted_it_says_so_and_leaves_a_store_that_opens(tmp_path: Path) ->
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # Who runs the tests may have it ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert child.stdout is not None
     while "confirmed so far" not in child.stdout.readline():

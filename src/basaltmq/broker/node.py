@@ -22,11 +22,12 @@ from typing import Any, Final
 from basaltmq.broker.config import Config
 from basaltmq.broker.connections import Connections
 from basaltmq.broker.flow import INTERVAL_S, Alarms, Listener, Watch, disk_bytes
+from basaltmq.broker.loop_commit import LoopCommit
 from basaltmq.broker.memory_limit import memory_bytes
 from basaltmq.broker.permissions import Permissions
 from basaltmq.broker.supervision import Supervised, VHostState
 from basaltmq.broker.users import ADMINISTRATOR, Users
-from basaltmq.broker.vhost import LoopCommit, VHost
+from basaltmq.broker.vhost import VHost
 from basaltmq.broker.vhost_directory import VHostDirectories
 from basaltmq.catalog.catalog import Catalog
 from basaltmq.catalog.commits import Commits

@@ -25,6 +25,7 @@ from basaltmq.broker.consumer import Consumer, ConsumerSink
 from basaltmq.broker.dispatch import Dispatch
 from basaltmq.broker.exchange import EXCHANGE, QUEUE, Arguments, Destination, Exchange
 from basaltmq.broker.guard import Guard, QuietGuard
+from basaltmq.broker.loop_commit import LoopCommit
 from basaltmq.broker.policy import Policies
 from basaltmq.broker.publishing import STALL_RETRY_S, Publishing
 from basaltmq.broker.queue import BrokerQueue, QueueInfo
@@ -47,7 +48,6 @@ from basaltmq.queues.message import Message
 from basaltmq.queues.paging import MemoryBudget
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.api import Store
-from basaltmq.store.commit import GroupCommit
 from basaltmq.store.size import SizeGuard
 from basaltmq.streams.shards import Engine
 
@@ -57,13 +57,6 @@ DRAIN_S: Final = 30.0
 __all__ = ["ACK", "REJECT", "REQUEUE", "Publisher", "Settlement", "VHost"]
 
 _log: Final = logging.getLogger(__name__)
-
-
-class LoopCommit(GroupCommit):
-    """A group commit for planes that are called from a loop: they never wait, whoever confirms asks for the sync."""
-
-    def wait_durable(self) -> None:
-        """What was written is as durable as a write; the loop does not stand still for more."""
 
 
 class VHost:

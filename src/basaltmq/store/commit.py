@@ -126,7 +126,7 @@ class _Awaiter:
         _resolve(self.future, error)
 
 
-class _Group:
+class Group:
     """Those who wait for one sync."""
 
     __slots__ = ("futures", "members", "submitted_bytes", "threads")
@@ -191,7 +191,7 @@ class _Returning:
         self._told = threads
         self._limit_s = min(took_s, RETURN_WAIT_S_MAX)
 
-    def wait(self, lock: threading.Lock, group: _Group) -> None:
+    def wait(self, lock: threading.Lock, group: Group) -> None:
         """Wait for those told last to come back, for as long as that sync took."""
         if self._told < 2:
             return
@@ -220,7 +220,7 @@ class GroupSync:
 
     def __init__(self, target: Syncable) -> None:
         self._target = target
-        self._group = _Group()
+        self._group = Group()
         self._lock = threading.Lock()
         self._wake = _Signal()
         self._idle = True
@@ -276,7 +276,7 @@ class GroupSync:
         """This is a forked child, without the sync thread: nothing can be confirmed here."""
         self._lock = threading.Lock()
         self._closing = True
-        self._group = _Group()
+        self._group = Group()
 
     def _require_open(self) -> None:
         if self._closing:
@@ -293,16 +293,21 @@ class GroupSync:
                 idle = self._idle = not self._group
                 if idle and self._closing:
                     return
+                idle = idle or self._hand_over()
             if idle:
                 self._wake.wait()
                 continue
             self._returning.wait(self._lock, self._group)
             with self._lock:
-                group, self._group = self._group, _Group()
+                group, self._group = self._group, Group()
             started = time.monotonic()
             self._serve(group)
             self._returning.told(group.threads, time.monotonic() - started)
             self._tidy_up()
+
+    def _hand_over(self) -> bool:
+        """Whether somebody else serves the group that waits. Under the lock."""
+        return False
 
     def _tidy_up(self) -> None:
         """What is left to do after a sync, and nobody waits for."""
@@ -311,7 +316,7 @@ class GroupSync:
         """Write what members handed over; return those whose fate hangs on the sync."""
         return members
 
-    def _serve(self, group: _Group) -> None:
+    def _serve(self, group: Group) -> None:
         members = self._write(group.members)
         error: BasaltError | None = None
         if members or group.futures:
@@ -326,11 +331,17 @@ class GroupSync:
         for member in members:
             member.settle(error)
         for loop, futures in group.futures.items():
-            try:
-                loop.call_soon_threadsafe(_resolve_all, futures, error)
-            except RuntimeError:
-                # The loop is closed; nobody waits there any more.
-                continue
+            self._tell(loop, futures, error)
+
+    def _tell(
+        self, loop: asyncio.AbstractEventLoop, futures: list[asyncio.Future[None]], error: BasaltError | None
+    ) -> None:
+        """Resolve the futures of a loop, in its own thread."""
+        try:
+            loop.call_soon_threadsafe(resolve_all, futures, error)
+        except RuntimeError:
+            # The loop is closed; nobody waits there any more.
+            return
 
 
 class GroupCommit(GroupSync):
@@ -427,7 +438,7 @@ def _settle_all(members: Sequence[_Member], error: BasaltError) -> None:
         member.settle(error)
 
 
-def _resolve_all(futures: list[asyncio.Future[None]], error: BasaltError | None) -> None:
+def resolve_all(futures: list[asyncio.Future[None]], error: BasaltError | None) -> None:
     for future in futures:
         _resolve(future, error)
 

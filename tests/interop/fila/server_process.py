@@ -19,7 +19,7 @@ from typing import Any
 
 import uvloop
 
-from basaltmq.broker.vhost import LoopCommit
+from basaltmq.broker.loop_commit import LoopCommit
 from basaltmq.protocols.fila.api_keys import ApiKeys
 from basaltmq.protocols.fila.server import FilaOptions, FilaServer, TlsFiles
 from basaltmq.queues.plane import QueuePlane

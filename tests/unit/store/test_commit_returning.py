@@ -103,7 +103,7 @@ def test_a_thread_that_comes_back_alone_is_served_once_the_others_had_their_time
 def test_threads_that_do_not_come_back_are_not_waited_for_again_and_again() -> None:
     returning = commit_module._Returning()
     lock = threading.Lock()
-    group = commit_module._Group()
+    group = commit_module.Group()
     group.threads = 1
     for missed in range(1, 9):
         returning._skips = 0

@@ -1,0 +1,164 @@
+"""Syncs by the loop itself: on a fast disk in its own turn, on a slow one by the thread, and never one too few."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from basaltmq.broker.loop_commit import AWAY_MIN, LoopCommit
+from basaltmq.errors import StorageError, StoreClosedError
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+from basaltmq.store.open import open_store
+from basaltmq.store.rocks import RocksStore
+
+WAIT_S = 30.0
+
+
+class Watched:
+    """A store whose syncs are counted, by the thread that made them."""
+
+    def __init__(self, store: RocksStore) -> None:
+        self.store = store
+        self.threads: list[str] = []
+        self.slow_s = 0.0
+        self.error: Exception | None = None
+
+    def sync(self) -> None:
+        self.threads.append(threading.current_thread().name)
+        if self.slow_s:
+            time.sleep(self.slow_s)
+        if self.error is not None:
+            raise self.error
+        self.store.sync()
+
+    def poison(self, error: BaseException) -> None:
+        self.store.poison(error)
+
+    def write(self, batch: Batch, *, wal: bool = True, wait_ms: int | None = None) -> None:
+        self.store.write(batch, wal=wal, wait_ms=wait_ms)
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    store = open_store(tmp_path / "store")
+    assert isinstance(store, RocksStore)
+    yield Watched(store)
+    store.close()
+
+
+def commit_of(watched: Watched, here_s_max: float = WAIT_S) -> LoopCommit:
+    return LoopCommit(watched, here_s_max=here_s_max)  # type: ignore[arg-type]
+
+
+def here() -> str:
+    return threading.current_thread().name
+
+
+@pytest.mark.promise("P1")
+def test_those_of_one_turn_share_a_sync_that_the_loop_does(watched: Watched) -> None:
+    async def work() -> None:
+        commit = commit_of(watched)
+        futures = [commit.durable() for _ in range(5)]
+        assert watched.threads == []
+        await asyncio.wait_for(asyncio.gather(*futures), WAIT_S)
+        assert watched.threads == [here()]
+        await asyncio.wait_for(commit.durable(), WAIT_S)
+        assert watched.threads == [here()] * 2
+        commit.close()
+
+    asyncio.run(work())
+
+
+def test_after_a_slow_sync_the_thread_does_the_next_ones_and_then_the_loop_tries_again(watched: Watched) -> None:
+    async def work() -> None:
+        commit = commit_of(watched, here_s_max=0.0)
+        while watched.threads.count(here()) < 3:
+            await asyncio.wait_for(commit.durable(), WAIT_S)
+        assert watched.threads == [
+            here(),
+            *["basalt-sync"] * AWAY_MIN,
+            here(),
+            *["basalt-sync"] * 2 * AWAY_MIN,
+            here(),
+        ]
+        commit.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.promise("P1")
+def test_who_asks_during_a_sync_is_told_by_the_next_one(watched: Watched) -> None:
+    async def work() -> None:
+        commit = commit_of(watched)
+        told: list[str] = []
+
+        def again(_done: asyncio.Future[None]) -> None:
+            told.append("first")
+            commit.durable().add_done_callback(lambda _: told.append("second"))
+
+        commit.durable().add_done_callback(again)
+        until = time.monotonic() + WAIT_S
+        while len(told) < 2 and time.monotonic() < until:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert told == ["first", "second"]
+        assert watched.threads == [here()] * 2
+        commit.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.promise("P1")
+def test_a_thread_that_commits_beside_the_loop_is_served(watched: Watched) -> None:
+    def commit_some(commit: LoopCommit, number: int) -> None:
+        for each in range(20):
+            batch = Batch()
+            batch.put(Family.VERSION, b"%d-%d" % (number, each), b"\0\0\0\1")
+            commit.commit(batch)
+
+    async def work() -> None:
+        commit = commit_of(watched)
+        loop = asyncio.get_running_loop()
+        threads = [loop.run_in_executor(None, commit_some, commit, number) for number in range(3)]
+        done = asyncio.gather(*threads)
+        while not done.done():
+            await asyncio.wait_for(commit.durable(), WAIT_S)
+        await done
+        commit.close()
+
+    asyncio.run(asyncio.wait_for(work(), WAIT_S))
+    assert "basalt-sync" in watched.threads
+    assert all(watched.store.get(Family.VERSION, b"%d-19" % number) for number in range(3))
+
+
+@pytest.mark.promise("P1")
+def test_closing_before_the_turn_ends_syncs_what_waits(watched: Watched) -> None:
+    async def work() -> None:
+        commit = commit_of(watched)
+        future = commit.durable()
+        commit.close()
+        await asyncio.wait_for(future, WAIT_S)
+        assert watched.threads == [here()]
+        with pytest.raises(StoreClosedError):
+            commit.durable()
+
+    asyncio.run(work())
+
+
+@pytest.mark.promise("P1")
+def test_a_failed_sync_confirms_nothing_and_poisons_the_store(watched: Watched) -> None:
+    async def work() -> None:
+        commit = commit_of(watched)
+        watched.error = OSError("the disk is gone")
+        with pytest.raises(StorageError, match="the disk is gone"):
+            await asyncio.wait_for(commit.durable(), WAIT_S)
+        commit.close()
+
+    asyncio.run(work())
+    with pytest.raises(StorageError):
+        watched.store.sync()
