@@ -9,7 +9,7 @@ import pytest
 from tests.crash.harness import Forge, PowerLoss, Tails, deaths, remove
 from tests.crash.queue_workload import Expectation, ride
 
-KILLS = 12
+KILLS = 8
 LOSSES = 4
 EARLY = 0.25
 

@@ -13,7 +13,7 @@ from basaltmq.catalog.record import ROOT
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_store
 
-KILLS = 20
+KILLS = 12
 
 
 class Expected:

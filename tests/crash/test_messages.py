@@ -9,7 +9,7 @@ import pytest
 from tests.crash.harness import Child, Forge, PowerLoss, Tails, deaths, listen_and_kill, remove
 from tests.fixtures.messages_crash import Expectation
 
-KILLS = 20
+KILLS = 12
 LOSSES = 6
 EARLY = 0.2
 

@@ -9,7 +9,7 @@ import pytest
 from tests.crash.harness import Forge, PowerLoss, Tails, deaths, remove
 from tests.crash.queue_branches import Story, ride
 
-KILLS = 15
+KILLS = 10
 LOSSES = 5
 EARLY = 0.2
 

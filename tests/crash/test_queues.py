@@ -9,7 +9,7 @@ import pytest
 from tests.crash.harness import Forge, PowerLoss, Tails, deaths, remove
 from tests.crash.queue_workload import Expectation, ride
 
-KILLS = 20
+KILLS = 12
 LOSSES = 6
 EARLY = 0.15
 

@@ -9,7 +9,7 @@ import pytest
 from tests.crash.harness import Forge, PowerLoss, Tails, deaths, remove
 from tests.crash.stream_workload import StreamExpectation, ride
 
-KILLS = 15
+KILLS = 10
 LOSSES = 8
 EARLY = 0.2
 ENGINES = ("rocksdb", "segment")

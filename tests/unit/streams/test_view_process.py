@@ -17,7 +17,7 @@ from basaltmq.errors import TopicNotFoundError
 from basaltmq.streams.view import StreamView
 
 CONFIRMED_PER_LIFE = 400
-LIVES = 3
+LIVES = 2
 
 
 class Child:
