@@ -14,16 +14,14 @@ dropped or followed by noise; the bytes arrive in pieces of any size. After it:
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
-import logging
 import random
-import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+from tests.fuzz.rounds import command, run_rounds
 from tests.unit.protocols.amqp091.wire import Frame, frames, handshake, publish
 
 from basaltmq.broker.vhost import VHost
@@ -265,17 +263,6 @@ def pieces(rng: random.Random, raw: bytes) -> Iterator[bytes]:
         at += take
 
 
-class Faults(logging.Handler):
-    """Notes what must not happen."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.seen: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.seen.append(self.format(record))
-
-
 async def one_round(world: World, seed: int) -> list[Frame]:
     """One session; what the server answered."""
     rng = random.Random(seed)
@@ -345,53 +332,18 @@ async def check_world(world: World) -> None:
 
 async def fuzz(seeds: Iterator[int], stop: Callable[[int], bool], check_every: int = 25) -> int:
     """Rounds until `stop` says so; how many there were."""
-    faults = Faults()
-    logger = logging.getLogger("basaltmq")
-    logger.addHandler(faults)
-    level, logger.level = logger.level, logging.ERROR
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _loop, context: faults.seen.append(str(context)))
     world = World()
-    count = 0
+
+    async def one(seed: int) -> None:
+        for frame in await one_round(world, seed):
+            if frame.kind == 1 and isinstance(frame.method, m.ConnectionClose):
+                assert frame.method.reply_code != 541, frame.method
+
     try:
-        for seed in seeds:
-            if stop(count):
-                break
-            try:
-                for frame in await one_round(world, seed):
-                    if frame.kind == 1 and isinstance(frame.method, m.ConnectionClose):
-                        assert frame.method.reply_code != 541, frame.method
-                assert not faults.seen, faults.seen[0]
-                count += 1
-                if count % check_every == 0:
-                    await check_world(world)
-            except BaseException as error:
-                error.add_note(f"seed {seed}: run python -m tests.fuzz.amqp091 --seed {seed} --rounds 1")
-                raise
-        await check_world(world)
+        return await run_rounds("tests.fuzz.amqp091", one, lambda: check_world(world), seeds, stop, check_every)
     finally:
-        logger.removeHandler(faults)
-        logger.level = level
         await world.close()
-    return count
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Fuzz AMQP 0-9-1.")
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--rounds", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 40))
-    given = parser.parse_args()
-    rounds: int = given.rounds
-    print(f"seeds from {given.seed} on", flush=True)
-    until = time.monotonic() + given.seconds
-
-    def stop(count: int) -> bool:
-        return count >= rounds if rounds else time.monotonic() > until
-
-    count = asyncio.run(fuzz(itertools.count(given.seed), stop))
-    print(f"{count} sessions, nothing found")
 
 
 if __name__ == "__main__":
-    main()
+    command("AMQP 0-9-1", fuzz)

@@ -14,16 +14,14 @@ flipped, cut, doubled, dropped or followed by noise; the bytes arrive in pieces 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import itertools
-import logging
 import random
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.fuzz.amqp091 import Faults, Transport, pieces
+from tests.fuzz.amqp091 import Transport, pieces
+from tests.fuzz.rounds import command, run_rounds
 from tests.unit.protocols.http2.peer import data, frames, headers
 
 from basaltmq.protocols.fila.api_keys import ApiKeys
@@ -259,51 +257,14 @@ async def check_world(world: World) -> None:
 
 async def fuzz(seeds: Iterator[int], stop: Callable[[int], bool], check_every: int = 50) -> int:
     """Rounds until `stop` says so; how many there were."""
-    faults = Faults()
-    logger = logging.getLogger("basaltmq")
-    logger.addHandler(faults)
-    level, logger.level = logger.level, logging.ERROR
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _loop, context: faults.seen.append(str(context)))
     world = World()
-    count = 0
     try:
-        for seed in seeds:
-            if stop(count):
-                break
-            try:
-                await one_round(world, seed)
-                assert not faults.seen, faults.seen[0]
-                count += 1
-                if count % check_every == 0:
-                    await check_world(world)
-            except BaseException as error:
-                error.add_note(f"seed {seed}: run python -m tests.fuzz.grpc --seed {seed} --rounds 1")
-                raise
-        await check_world(world)
+        return await run_rounds(
+            "tests.fuzz.grpc", lambda seed: one_round(world, seed), lambda: check_world(world), seeds, stop, check_every
+        )
     finally:
-        logger.removeHandler(faults)
-        logger.level = level
         await world.close()
-    return count
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Fuzz gRPC.")
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--rounds", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 40))
-    given = parser.parse_args()
-    rounds: int = given.rounds
-    print(f"seeds from {given.seed} on", flush=True)
-    until = time.monotonic() + given.seconds
-
-    def stop(count: int) -> bool:
-        return count >= rounds if rounds else time.monotonic() > until
-
-    count = asyncio.run(fuzz(itertools.count(given.seed), stop))
-    print(f"{count} sessions, nothing found")
 
 
 if __name__ == "__main__":
-    main()
+    command("gRPC", fuzz)
