@@ -117,7 +117,7 @@ class Publishing:
         self.settlements: list[Settlement] = []
         self.is_stalled = False
         self.unsynced = 0
-        """Batches whose sync is under way."""
+        """Batches whose confirms are to come: their sync is under way, or their turn."""
         self.unroutable = 0
 
     def __bool__(self) -> bool:
@@ -216,8 +216,10 @@ class Publishing:
             _call(publisher.returned, NO_ROUTE, "NO_ROUTE", exchange, key, raw, body)
         for publisher, numbers in batch.nacks.items():
             _call(publisher.confirmed, numbers, False)
-        for publisher, numbers in batch.confirms.items():
-            _call(publisher.confirmed, numbers, True)
+        if batch.confirms:
+            # A turn later, as after a sync: a publisher that hears first runs ahead of those who consume.
+            self.unsynced += 1
+            asyncio.get_running_loop().call_soon(self._synced, batch.confirms, None)
         waits: list[asyncio.Future[None]] = [
             self._streams.append(queue, messages) for queue, messages in batch.streams.items()
         ]
