@@ -26,8 +26,9 @@ class FakeTime(asyncio.SelectorEventLoop):
         return self._now
 
     def _run_once(self) -> None:
-        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
-            self._now = max(self._now, self._scheduled[0]._when)  # type: ignore[attr-defined]
+        live = [each._when for each in self._scheduled if not each._cancelled]  # type: ignore[attr-defined]
+        if not self._ready and live:  # type: ignore[attr-defined]
+            self._now = max(self._now, min(live))
         super()._run_once()  # type: ignore[misc]
 
 
