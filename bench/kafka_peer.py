@@ -7,7 +7,8 @@ folder BASALT_KAFKA_JARS, which maven fills:
 
 The load is librdkafka in a process of its own (`bench.kafka_load`), acks=all. Kafka answers after write(2), as Basalt
 does at `written`; `synced` waits for the disk. Each load runs once unmeasured, then in turns on all, several times; the
-figure is the median of each. Without jars Basalt is measured alone.
+figure is the median of each. Without jars Basalt is measured alone. BASALT_BENCH_PARTS names what is run, of `topics`
+(memory and start), `produce`, `consume` and `latency`; all of it if it is not set.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from bench.row import Row
 COUNT: Final = int(os.environ.get("BASALT_BENCH_MESSAGES", "1000000"))
 LATENCY_COUNT: Final = 10_000
 ROUNDS: Final = int(os.environ.get("BASALT_BENCH_ROUNDS", "3"))
+TOPICS_PART, PRODUCE, CONSUME, LATENCY = ALL_PARTS = ("topics", "produce", "consume", "latency")
 TOPICS: Final = 1000
 PARTITIONS: Final = 4
 CREATE_AT_ONCE: Final = 100
@@ -106,13 +108,25 @@ def run() -> list[Row]:
         starts[KAFKA] = lambda folder: _kafka(Path(jars), folder)
     else:
         print("BASALT_KAFKA_JARS holds no kafka_2.13 jar, or there is no java: Basalt is measured alone", flush=True)
+    parts = _parts()
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="basalt-bench-kafka-") as folder:
-        rows = _many_topics(starts, Path(folder) / "topics")
-        with contextlib.ExitStack() as stack:
-            sides = {name: stack.enter_context(start(Path(folder) / "load")) for name, start in starts.items()}
-            time.sleep(SETTLE_S)
-            rows += _loads(sides)
+        if TOPICS_PART in parts:
+            rows += _many_topics(starts, Path(folder) / "topics")
+        if parts - {TOPICS_PART}:
+            with contextlib.ExitStack() as stack:
+                sides = {name: stack.enter_context(start(Path(folder) / "load")) for name, start in starts.items()}
+                time.sleep(SETTLE_S)
+                rows += _loads(sides, parts)
     return rows
+
+
+def _parts() -> frozenset[str]:
+    named = os.environ.get("BASALT_BENCH_PARTS", "")
+    parts = frozenset(named.replace(",", " ").split() or ALL_PARTS)
+    if not parts <= frozenset(ALL_PARTS):
+        raise SystemExit(f"BASALT_BENCH_PARTS={named}: there are {', '.join(ALL_PARTS)}")
+    return parts
 
 
 def _many_topics(starts: dict[str, Start], folder: Path) -> list[Row]:
@@ -166,43 +180,55 @@ def _create(side: Side, names: list[str], partitions: int, config: dict[str, str
         done.result(START_S)
 
 
-def _loads(sides: dict[str, Side]) -> list[Row]:
+def _loads(sides: dict[str, Side], parts: frozenset[str]) -> list[Row]:
     written, synced = ({"basalt.durability": level} for level in ("written", "synced"))
     loads = [Load(f"{BASALT}, written", sides[BASALT], written), Load(f"{BASALT}, synced", sides[BASALT], synced)]
     if KAFKA in sides:
         loads.append(Load(KAFKA, sides[KAFKA], {}))
-    produced: dict[str, list[float]] = {load.name: [] for load in loads}
-    consumed: dict[str, list[float]] = {load.name: [] for load in loads}
-    spent: dict[str, list[tuple[float, float]]] = {load.name: [] for load in loads}
-    slow: dict[str, list[float]] = {load.name: [] for load in loads}
-    middle: dict[str, list[float]] = {load.name: [] for load in loads}
+    rows: list[Row] = []
+    if PRODUCE in parts or CONSUME in parts:
+        rows += _throughput(loads, parts)
+    if LATENCY in parts:
+        rows += _latency(loads)
+    return rows
+
+
+def _throughput(loads: list[Load], parts: frozenset[str]) -> list[Row]:
+    """Each topic is written once and, if that is wanted, read once from its start."""
+    roles = [role for role in (PRODUCE, CONSUME) if role in parts]
+    seen: dict[str, dict[str, list[float]]] = {role: {load.name: [] for load in loads} for role in roles}
+    spent: dict[str, dict[str, list[float]]] = {role: {load.name: [] for load in loads} for role in roles}
     for turn in range(ROUNDS + 1):
         for load in loads:
             topic = f"load-{load.name.replace(', ', '-')}-{turn}"
             _create(load.side, [topic], 1, load.config)
-            before = _cpu_s(load.side.pid)
-            gave = _load("produce", load.side, topic, COUNT)["rate"]
-            between = _cpu_s(load.side.pid)
-            took = _load("consume", load.side, topic, COUNT)["rate"]
-            if turn:
-                spent[load.name].append((between - before, _cpu_s(load.side.pid) - between))
-                produced[load.name].append(gave)
-                consumed[load.name].append(took)
+            for role in (PRODUCE, CONSUME)[: 2 if CONSUME in parts else 1]:
+                before = _cpu_s(load.side.pid)
+                rate = _load(role, load.side, topic, COUNT)["rate"]
+                if turn and role in roles:
+                    spent[role][load.name].append((_cpu_s(load.side.pid) - before) / COUNT * 1e6)
+                    seen[role][load.name].append(rate)
+    bars = {
+        PRODUCE: ("produce", {f"{BASALT}, written": 1.0, f"{BASALT}, synced": 0.7}),
+        CONSUME: ("consume from the start", {f"{BASALT}, written": 1.0, f"{BASALT}, synced": 1.0}),
+    }
+    return [
+        *[row for role in roles for row in _rates(bars[role][0], seen[role], bars[role][1])],
+        *[Row(f"{role}, CPU of {name}", min(each), "us/msg") for role in roles for name, each in spent[role].items()],
+    ]
+
+
+def _latency(loads: list[Load]) -> list[Row]:
+    slow: dict[str, list[float]] = {load.name: [] for load in loads}
+    middle: dict[str, list[float]] = {load.name: [] for load in loads}
     for turn in range(ROUNDS):
         for load in loads:
             topic = f"latency-{load.name.replace(', ', '-')}-{turn}"
             _create(load.side, [topic], 1, load.config)
-            found = _load("latency", load.side, topic, LATENCY_COUNT)
+            found = _load(LATENCY, load.side, topic, LATENCY_COUNT)
             slow[load.name].append(found["p99_ms"])
             middle[load.name].append(found["p50_ms"])
     return [
-        *_rates("produce", produced, {f"{BASALT}, written": 1.0, f"{BASALT}, synced": 0.7}),
-        *_rates("consume from the start", consumed, {f"{BASALT}, written": 1.0, f"{BASALT}, synced": 1.0}),
-        *[
-            Row(f"{what}, CPU of {name}", min(pair[at] for pair in pairs) / COUNT * 1e6, "us/msg")
-            for at, what in enumerate(("produce", "consume"))
-            for name, pairs in spent.items()
-        ],
         *[Row(f"latency at 1 k msg/s, p50, {name}", statistics.median(each), "ms") for name, each in middle.items()],
         *_latencies(slow),
     ]
