@@ -12,15 +12,17 @@ are not the same. The audit changes nothing and works beside a writer: it looks 
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
-from basaltmq.errors import InvalidArgumentError
+from basaltmq.errors import InvalidArgumentError, NotFoundError
 from basaltmq.pipeline.archive import REJECTED
 from basaltmq.pipeline.archived import path_within, read_archived
 from basaltmq.pipeline.audit_store import audit_rows
@@ -30,6 +32,7 @@ from basaltmq.pipeline.manifest import CHECKSUM, ArchivedFile, Manifest, read_ma
 from basaltmq.pipeline.place import DEFAULT_VHOST, store_path
 from basaltmq.pipeline.rebuild_index import RebuildJob, rebuild_index
 from basaltmq.pipeline.tasks import SparkTasks
+from basaltmq.streams.adapter import ShardInfo
 from basaltmq.streams.shards import Engine
 from basaltmq.streams.view import StreamView
 
@@ -113,8 +116,9 @@ def audit(spark: SparkSession, job: AuditJob) -> Audited:
         infos = {(topic.name, n): view.info(topic.name, n) for topic in kept for n in range(len(topic.shards))}
         findings = audit_rows(path, view)
     names = [topic.name for topic in kept]
-    log = _log(spark, job, names) if names else None
+    log = _log(spark, job, infos) if infos else None
     blocks = {} if log is None else _blocks(log)
+    removed = _removed(path, infos)
     archived: Blocks = {}
     kept_archive: DataFrame | None = None
     if archive is not None:
@@ -136,12 +140,13 @@ def audit(spark: SparkSession, job: AuditJob) -> Audited:
             None if archive is None else sum(block.count for block in there),
         )
         partitions.append(each)
-        findings += _counted(each, own, "log")
+        findings += _counted(each, own, "log", removed[topic, number])
         findings += _counted(each, there, "archive")
     if archive is not None and log is not None:
         ranges = {at: (info.start_offset, info.high_watermark) for at, info in infos.items()}
         findings += _compared(log, kept_archive, blocks, archived, ranges)
-        findings += _gaps(archived, ranges)
+        if kept_archive is not None:
+            findings += _gaps(kept_archive, archived, infos)
     if job.index:
         rebuild = RebuildJob(path=job.path, vhost=job.vhost, compare=True)
         findings += rebuild_index(SparkTasks(spark), rebuild).findings
@@ -149,9 +154,38 @@ def audit(spark: SparkSession, job: AuditJob) -> Audited:
     return Audited(job.path, job.archive, findings, partitions, buckets, time.monotonic() - began_s)
 
 
-def _log(spark: SparkSession, job: AuditJob, names: Sequence[str]) -> DataFrame:
-    options = {"path": job.path, "vhost": job.vhost, "subscribe": ",".join(names), "failOnDataLoss": "false"}
+def _log(spark: SparkSession, job: AuditJob, infos: Mapping[tuple[str, int], ShardInfo]) -> DataFrame:
+    """What the partitions held when they were looked at; records that came since are not looked at."""
+    ends: dict[str, dict[str, int]] = {}
+    for (topic, number), info in infos.items():
+        ends.setdefault(topic, {})[str(number)] = info.high_watermark
+    options = {
+        "path": job.path,
+        "vhost": job.vhost,
+        "assign": json.dumps({topic: sorted(map(int, of)) for topic, of in ends.items()}),
+        "endingOffsets": json.dumps(ends),
+        "failOnDataLoss": "false",
+    }
     return spark.read.format("basalt").options(**options).load()
+
+
+def _removed(path: Path, before: Mapping[tuple[str, int], ShardInfo]) -> dict[tuple[str, int], int]:
+    """How many records of each partition deletes, retention and compaction may have taken since they were counted.
+
+    What was there, and as many as there are offsets that were given since, less what is there: exact where every offset
+    given became a record, and more than it was otherwise. Where nothing is removed and nobody writes, it is 0.
+    """
+    removed: dict[tuple[str, int], int] = {}
+    with StreamView.open(path) as view:
+        for (topic, number), was in before.items():
+            try:
+                info = view.info(topic, number)
+            except NotFoundError:
+                removed[topic, number] = was.records
+                continue
+            came = info.high_watermark - was.high_watermark
+            removed[topic, number] = max(0, was.records + came - info.records)
+    return removed
 
 
 def _blocks(frame: DataFrame) -> Blocks:
@@ -175,12 +209,12 @@ def _blocks(frame: DataFrame) -> Blocks:
     }
 
 
-def _counted(each: PartitionAudit, blocks: Sequence[_Block], where: str) -> Iterator[Finding]:
+def _counted(each: PartitionAudit, blocks: Sequence[_Block], where: str, removed: int = 0) -> Iterator[Finding]:
     subject = f"{each.topic}[{each.partition}]"
     twice = sum(block.count - block.distinct for block in blocks)
     if twice:
         yield Finding(Severity.FAULT, "duplicate", subject, f"{twice} offsets are in the {where} more than once")
-    if where == "log" and each.read < each.indexed:
+    if where == "log" and each.read + removed < each.indexed:
         said = f"the index says {each.indexed} records, and {each.read} could be read"
         yield Finding(Severity.LOSS, "count", subject, said)
 
@@ -253,22 +287,51 @@ def _differences(
         yield Finding(Severity.LOSS, "differs", subject, f"{row['unlike']} records differ between log and archive")
 
 
-def _gaps(archived: Blocks, ranges: dict[tuple[str, int], tuple[int, int]]) -> Iterator[Finding]:
-    """Offsets that the archive passes over and the log does not have any more."""
-    missing: dict[tuple[str, int], int] = {}
-    last: dict[tuple[str, int], int] = {}
+def _gaps(archive: DataFrame, archived: Blocks, infos: Mapping[tuple[str, int], ShardInfo]) -> Iterator[Finding]:
+    """Offsets before the log's start, which it cannot have any more, that the archive passes over or does not reach."""
+    spans: dict[tuple[str, int], _Span] = {}
     for (topic, number, _), block in sorted(archived.items()):
-        at = topic, number
-        start = ranges.get(at, (block.last + 1, 0))[0]
-        gap = block.last - block.first + 1 - block.distinct if block.last < start else 0
-        if at in last and block.first <= start:
-            gap += block.first - last[at] - 1
-        last[at] = block.last
-        missing[at] = missing.get(at, 0) + gap
-    for (topic, number), count in sorted(missing.items()):
-        if count > 0:
-            said = f"{count} offsets within what is archived are neither there nor in the log any more"
-            yield Finding(Severity.FAULT, "gap", f"{topic}[{number}]", said)
+        info = infos.get((topic, number))
+        if info is None or (block.first >= info.start_offset and (topic, number) not in spans):
+            continue
+        known = spans.get((topic, number), _Span(block.first, 0, 0))
+        below = _below(archive, (topic, number), block, info.start_offset)
+        spans[topic, number] = _Span(known.first, block.last + 1, known.records + below)
+    for (topic, number), span in sorted(spans.items()):
+        info = infos[topic, number]
+        # Where the log itself has offsets without records, it had them before they were archived too.
+        is_usual = info.meta.config.compact or info.records < info.high_watermark - info.start_offset
+        why = ", and this log has offsets without records: transactions, deletes, compaction" if is_usual else ""
+        within = min(span.end, info.start_offset) - span.first - span.records
+        if within:
+            said = f"{within} offsets within what is archived are neither there nor in the log any more{why}"
+            yield Finding(Severity.NOTE if is_usual else Severity.FAULT, "gap", f"{topic}[{number}]", said)
+        behind = info.start_offset - span.end
+        if behind > 0:
+            said = f"{behind} offsets were removed from the log before they were archived{why}"
+            yield Finding(Severity.NOTE if is_usual else Severity.LOSS, "gap", f"{topic}[{number}]", said)
+
+
+class _Span(msgspec.Struct, frozen=True):
+    """What an archive has of a partition."""
+
+    first: int
+    end: int
+    records: int
+    """Below the log's start."""
+
+
+def _below(archive: DataFrame, at: tuple[str, int], block: _Block, start: int) -> int:
+    """How many offsets of a block lie before the log's start."""
+    if block.first >= start:
+        return 0
+    if block.last < start:
+        return block.distinct
+    if block.distinct == block.last - block.first + 1:
+        return start - block.first
+    own = archive.where((sql.col("topic") == at[0]) & (sql.col("partition") == at[1]))
+    own = own.where(sql.col("offset").between(block.first, start - 1))
+    return int(own.agg(sql.countDistinct("offset")).collect()[0][0])
 
 
 def _buckets(log: DataFrame | None, archive: DataFrame | None) -> list[Bucket]:

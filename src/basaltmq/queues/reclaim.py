@@ -21,7 +21,7 @@ from basaltmq.queues import rows
 from basaltmq.queues.backing import APART, Entry
 from basaltmq.queues.change import Change
 from basaltmq.queues.content import Content
-from basaltmq.store.api import Store
+from basaltmq.store.api import Reader, Store
 from basaltmq.store.families import Family
 from basaltmq.store.keys import (
     decode_deleted_queue_key,
@@ -114,6 +114,15 @@ class Reclaim:
 def release(content: Content, change: Change, dead: list[Entry]) -> None:
     """The bodies of dead messages go, as far as nobody else has them."""
     content.release(change, [(rows.body_of(e.row), e.key[-16:], e.flags) for e in dead if e.flags & APART])
+
+
+def floors(store: Reader) -> dict[str, int]:
+    """By name of a deleted queue: the place below which its rows are dead."""
+    return {
+        queue: _decode(queue, row)
+        for key, row in store.scan(Family.DELETED_QUEUES)
+        for queue in [decode_deleted_queue_key(key)]
+    }
 
 
 def _decode(queue: str, row: bytes) -> int:
