@@ -7,7 +7,7 @@ the first queries cost is told apart. CPU time is that of the JVM and of Spark's
 that is busy with other things it says more than the clock.
 
 A million records, or ten million with --full; BASALT_BENCH_PIPELINE_RECORDS sets another number. The bar of archive is
-for ten million.
+for ten million. BASALT_BENCH_PIPELINE_PARTS=read,archive,follow names the parts to run; all if it is not set.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ TOPIC = "orders"
 BEGIN_MS = 1_780_000_000_000
 FOLLOWED_S = 20.0
 FOLLOWED_FULL_S = 90.0
+PARTS = ("read", "archive", "follow")
 
 SUMS = (
     "sum(length(value))",
@@ -64,19 +65,30 @@ class Took(NamedTuple):
 
 def run(full: bool = False) -> list[Row]:
     records = int(os.environ.get("BASALT_BENCH_PIPELINE_RECORDS", RECORDS_FULL if full else RECORDS))
+    parts = frozenset(os.environ.get("BASALT_BENCH_PIPELINE_PARTS", ",".join(PARTS)).split(","))
+    if not parts <= frozenset(PARTS):
+        raise ValueError(
+            f"BASALT_BENCH_PIPELINE_PARTS names some of {', '.join(PARTS)}, not {', '.join(sorted(parts))}"
+        )
     with bench_path() as path:
         data = path / "data"
         _fill(data, "few", FRAME_RECORDS * PARTITIONS)
-        _fill(data, TOPIC, records)
+        if parts & {"read", "archive"}:
+            _fill(data, TOPIC, records)
         started = time.perf_counter()
         spark = spark_session("basalt-bench", master="local[2]", conf=_settings(path))
         start_s = time.perf_counter() - started
         try:
             rows = [Row("start of Java and a session", start_s, "s"), *_fixed_costs(spark, data)]
-            rows += _reading(spark, data, path / "parquet", records)
-            rows += _archiving(spark, data, path, records)
-            shutil.rmtree(path / "parquet")
-            rows += follow(spark, path / "followed", FOLLOWED_FULL_S if full else FOLLOWED_S)
+            if parts & {"read", "archive"}:
+                _copy(spark, data, path / "parquet")
+            if "read" in parts:
+                rows += _reading(spark, data, path / "parquet", records)
+            if "archive" in parts:
+                rows += _archiving(spark, data, path, records)
+            shutil.rmtree(path / "parquet", ignore_errors=True)
+            if "follow" in parts:
+                rows += follow(spark, path / "followed", FOLLOWED_FULL_S if full else FOLLOWED_S)
         finally:
             spark.stop()
     return rows
@@ -132,13 +144,16 @@ def _fixed_costs(spark: SparkSession, data: Path) -> list[Row]:
     ]
 
 
-def _reading(spark: SparkSession, data: Path, parquet: Path, records: int) -> list[Row]:
+def _copy(spark: SparkSession, data: Path, parquet: Path) -> None:
+    """The topic as Parquet, and both in the page cache."""
     _from_log(spark, data).write.option("compression", CODEC).parquet(str(parquet))
     for each in [*(data / "log").rglob("*.log"), *parquet.glob("*.parquet")]:
         with open(each, "rb", buffering=0) as file:
             while file.read(4 << 20):
                 pass
 
+
+def _reading(spark: SparkSession, data: Path, parquet: Path, records: int) -> list[Row]:
     def theirs() -> DataFrame:
         return spark.read.parquet(str(parquet))
 
