@@ -26,6 +26,7 @@ from basaltmq.cli.api_client import GUEST, ApiClient
 ROOT = Path(__file__).parents[2]
 START_S = 60.0
 STOP_S = 60.0
+PATIENCE_S = 1.0
 POLL_S = 0.02
 READY = re.compile(r'"ports":\s*(\{[^}]*\})')
 LISTENERS = ("amqp", "admin", "fila")
@@ -121,12 +122,14 @@ class Broker:
         self.wait()
 
     def end(self) -> None:
-        """End it by all means."""
+        """End it by all means: asked, asked not to wait for the clients a test left connected, killed."""
         if self.process is not None:
-            self.process.terminate()
-            try:
-                self.process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
+            for wait_s in (PATIENCE_S, STOP_S):
+                self.process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(wait_s)
+                    break
+            else:
                 self.process.kill()
                 self.process.wait(STOP_S)
             self.process = None

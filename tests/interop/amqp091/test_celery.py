@@ -59,5 +59,6 @@ def test_tasks_with_a_countdown_do_not_stop_a_worker(app: Any) -> None:
 
 
 def test_the_worker_answers_to_remote_control(app: Any) -> None:
+    assert app.add.delay(1, 1).get(timeout=WAIT_S) == 2, "who is not there yet does not hear a broadcast"
     # Without a limit it waits out its time for the answers of workers there might be.
     assert app.app.control.inspect(timeout=WAIT_S, limit=1).ping() == {"w@test": {"ok": "pong"}}
