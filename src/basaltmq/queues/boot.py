@@ -1,12 +1,13 @@
 """What a plane carries from one boot to the next: the last place given out, and whether the last one closed cleanly.
 
     place row   | place ns u64 |     no message has a place above it
-    clean row   nothing; it is there from a clean close to the next open
+    clean row   | crash ns u64 |     there from a clean close to the next open; empty is 0
 
 A place (enqueue time) is never given out twice, whatever the clock does and over restarts too: the row is kept
 `RESERVE_NS` ahead of what is given out, so it is part of about one batch a second, and a boot begins above it. So the
 places of a boot are above those of all earlier ones, which is what tells messages that may have been delivered before a
-crash from those that cannot, and the rows of a deleted queue from those of its successor.
+crash from those that cannot, and the rows of a deleted queue from those of its successor. What a crash left unknown
+stays unknown over any number of clean ends: the place is handed on with the clean row.
 """
 
 from __future__ import annotations
@@ -46,12 +47,15 @@ class Places:
         if row is not None and len(row) != _PLACE.size:
             raise CorruptionError(f"the last place of the queues is damaged ({len(row)} bytes)")
         last_ns: int = 0 if row is None else _PLACE.unpack(row)[0]
-        is_clean = store.get(Family.VERSION, _CLEAN_ROW) is not None
-        if is_clean:
-            batch = Batch()
-            batch.delete(Family.VERSION, _CLEAN_ROW)
-            store.write(batch)
-        return cls(last_ns, 0 if is_clean else last_ns)
+        clean = store.get(Family.VERSION, _CLEAN_ROW)
+        if clean is None:
+            return cls(last_ns, last_ns)
+        if len(clean) not in (0, _PLACE.size):
+            raise CorruptionError(f"the row of the queues' clean end is damaged ({len(clean)} bytes)")
+        batch = Batch()
+        batch.delete(Family.VERSION, _CLEAN_ROW)
+        store.write(batch)
+        return cls(last_ns, _PLACE.unpack(clean)[0] if clean else 0)
 
     def next(self, change: Change) -> int:
         """The place of a call: the clock's time, but never one that was given out."""
@@ -71,4 +75,4 @@ class Places:
     def close(self, batch: Batch) -> None:
         """Say in the last batch that it is the last."""
         batch.put(Family.VERSION, _PLACE_ROW, _PLACE.pack(self.last_ns))
-        batch.put(Family.VERSION, _CLEAN_ROW, b"")
+        batch.put(Family.VERSION, _CLEAN_ROW, _PLACE.pack(self.crash_ns))

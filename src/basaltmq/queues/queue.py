@@ -11,6 +11,7 @@ messages and waiting consumers tie it down.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import repeat
 from typing import Final
 
@@ -41,6 +42,8 @@ from basaltmq.store.keys import lp, queue_stats_key, timed_of
 FLOOR_EVERY: Final = 10_000
 """Acks between two looks at where the queue begins: at most so many tombstones are read when it is loaded."""
 
+_NOWHERE: Final = bytes(8)
+"""Below every place."""
 
 __all__ = ["ENQUEUE_MAX", "MS", "Queue", "Shared"]
 
@@ -306,7 +309,7 @@ class Queue:
                 count = count if size_bytes_max else 0
             if throttling is not None:
                 fetched = throttling.admit(change, fetched)
-            self._undo_fetch(change, fetched)
+            change.undo(partial(self.backing.put_back, fetched))
             ready += self._without_expired(change, fetched)
         return ready
 
@@ -341,9 +344,6 @@ class Queue:
         if self.throttling is not None:
             self.throttling.unpark(now_ns)
 
-    def _undo_fetch(self, change: Change, fetched: list[Entry]) -> None:
-        change.undo(lambda: self.backing.put_back(fetched))
-
     def _hand_out(
         self,
         change: Change,
@@ -361,15 +361,14 @@ class Queue:
         change.after(lambda: self._expect_expiry(call))
         change.marks.add(call)
         self.used_ns = change.now_ns
-        returned_ns = max(self.leases.returned_ns, self.shared.places.crash_ns)
-        if not returned_ns and not self.config.priorities_max and not [e for e in entries if e.flags]:
+        until = max(self.leases.returned_ns, self.shared.places.crash_ns).to_bytes(8, "big")
+        if self._are_plain(entries, message_keys, until):
             deliveries = list(map(Delivery, ids, repeat(token), message_keys, [e.row for e in entries]))
             for entry in entries:
                 entry.row = b""
             return deliveries
         apart = [e for e in entries if e.flags & APART]
         bodies = dict(zip([e.key for e in apart], self.bodies(change, apart), strict=True)) if apart else {}
-        until = returned_ns.to_bytes(8, "big")
         always = PRIORITY if self.config.priorities_max else 0
         deliveries = []
         for message_id, entry in zip(ids, entries, strict=True):
@@ -380,6 +379,12 @@ class Queue:
             if entry.flags & (TRANSIENT | SPILLED) != TRANSIENT:
                 entry.row = b""
         return deliveries
+
+    def _are_plain(self, entries: list[Entry], message_keys: list[bytes], until: bytes) -> bool:
+        """Whether there is nothing to say of messages but what is in their rows; `until`: may have come back."""
+        if self.config.priorities_max or [e for e in entries if e.flags]:
+            return False
+        return until == _NOWHERE or not [key for key in message_keys if key[-24:-16] <= until]
 
     def _expect_expiry(self, call: LeaseCall) -> None:
         if call.entries:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.unit.queues.conftest import Clock, Planes, TestStore, payloads, settle
+from tests.unit.queues.conftest import MS, Clock, Planes, TestStore, payloads, settle
 
 from basaltmq.errors import QueueFullError
 from basaltmq.queues.backing import APART
@@ -91,6 +91,21 @@ def test_a_delayed_retry_returns_to_its_place_over_a_restart(
     assert settle(plane, clock) is not None
     assert [(d.payload[:1], d.attempts) for d in plane.lease(queue, 9)] == [(b"a", 1), (b"c", 0)]
     assert plane.stats(queue)["delayed"] == 0
+
+
+@pytest.mark.spec("C8")
+def test_a_delayed_message_is_never_back_early_and_at_most_a_millisecond_late(
+    plane: QueuePlane, make: Callable[..., str], clock: Clock
+) -> None:
+    queue = make()
+    clock.now_ns += 4
+    plane.enqueue(queue, [Draft(payload=b"x", delay_ms=100)])
+    clock.now_ns += 100 * MS - 1
+    settle(plane, clock)
+    assert plane.stats(queue)["ready"] == 0
+    clock.now_ns += MS
+    settle(plane, clock)
+    assert plane.stats(queue)["ready"] == 1
 
 
 @pytest.mark.spec("C8")

@@ -7,10 +7,13 @@ from collections.abc import Callable
 import pytest
 from tests.unit.queues.conftest import Clock, Planes, payloads, settle
 
+from basaltmq.errors import CorruptionError
 from basaltmq.queues.config import Durability, QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.paging import PagingLimits
 from basaltmq.queues.plane import QueuePlane
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
 
 
 def marks(plane: QueuePlane, queue: str, count: int = 100) -> list[tuple[bytes, bool]]:
@@ -92,6 +95,40 @@ def test_after_a_crash_everything_of_before_may_have_been_delivered(planes: Plan
     clock.pass_ms(-5000)
     again.enqueue("q", [b"after"])
     assert marks(again, "q") == [(b"before", True), (b"after", False)]
+
+
+@pytest.mark.parametrize("clean_ends", [1, 2])
+def test_what_a_crash_left_unknown_is_unknown_after_a_clean_end_too(planes: Planes, clean_ends: int) -> None:
+    plane = planes.open()
+    plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
+    plane.enqueue("q", [b"before"])
+    plane.lease("q", visibility_ms=0)
+    for number in range(clean_ends):
+        again = planes.open()
+        again.enqueue("q", [b"after %d" % number])
+        again.close()
+    afterwards = [(b"after %d" % number, False) for number in range(clean_ends)]
+    assert marks(planes.open(), "q") == [(b"before", True), *afterwards]
+
+
+def test_a_clean_end_of_a_version_that_said_nothing_with_it_is_one(planes: Planes) -> None:
+    plane = planes.open()
+    plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
+    plane.enqueue("q", [b"before"])
+    plane.close()
+    batch = Batch()
+    batch.put(Family.VERSION, b"queue_clean", b"")
+    planes.store.write(batch)
+    assert marks(planes.open(), "q") == [(b"before", False)]
+
+
+def test_a_damaged_row_of_a_clean_end_is_told(planes: Planes) -> None:
+    planes.open().close()
+    batch = Batch()
+    batch.put(Family.VERSION, b"queue_clean", b"1234")
+    planes.store.write(batch)
+    with pytest.raises(CorruptionError, match="clean end is damaged"):
+        planes.open()
 
 
 @pytest.mark.promise("P3")
