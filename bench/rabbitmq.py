@@ -283,7 +283,7 @@ def _free_port() -> int:
 def _basalt(folder: Path) -> Iterator[Side]:
     port = _free_port()
     flags = [f"--data-dir={folder / 'basalt'}", f"--amqp-port={port}", "--admin-port=0", "--quiet", "--log-level=error"]
-    environment = {**os.environ, "BASALT_FILA_PORT": "0"}
+    environment = {**os.environ, "BASALT_FILA_PORT": "0", "BASALT_KAFKA_PORT": "0"}
     command = [sys.executable, "-m", "basaltmq.cli", "serve", *flags]
     with subprocess.Popen(command, env=environment) as process:
         try:

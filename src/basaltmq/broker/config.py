@@ -161,7 +161,7 @@ class FilaListener(Section, frozen=True):
 class KafkaListener(Section, frozen=True):
     """Kafka's protocol, for the streams of one virtual host."""
 
-    enabled: Annotated[bool, setting("Listen at all.")] = False
+    enabled: Annotated[bool, setting("Listen at all.")] = True
     host: Annotated[str, setting("Address to listen on; empty takes `host`.")] = ""
     port: Annotated[int, setting("Port; 0 takes a free one.", ge=0, le=65535)] = 9092
     tls: Annotated[bool, setting("Speak TLS, with the files of `tls`.")] = False

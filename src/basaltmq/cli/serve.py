@@ -63,7 +63,7 @@ def exit_code(error: BasaltError) -> int:
 )
 @click.option("--quiet", is_flag=True, help="Say nothing on stdout; the log on stderr stays.")
 def serve(settings: Callable[[], Loaded], print_config: bool, quiet: bool) -> None:
-    """Run the broker: AMQP 0-9-1, gRPC, and HTTP for administration.
+    """Run the broker: AMQP 0-9-1, Kafka, gRPC, and HTTP for administration.
 
     Settings come from --config FILE, from BASALT_... variables and from flags; every one of them has all three forms,
     and --print-config lists them. Only the usual flags are shown here.

@@ -12,7 +12,7 @@ import click
 from basaltmq.broker.config import Leaf, leaves
 from basaltmq.broker.config_sources import Loaded, load
 
-SHORT: Final = {"data_dir", "host", "amqp.port", "admin.port", "log.level", "log.format"}
+SHORT: Final = {"data_dir", "host", "amqp.port", "kafka.port", "fila.port", "admin.port", "log.level", "log.format"}
 """Flags most people need: the help shows these, `--print-config` shows every setting."""
 
 

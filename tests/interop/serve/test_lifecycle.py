@@ -23,7 +23,7 @@ from basaltmq.store.open import open_store
 WAIT_S = 60
 GUEST = "Basic Z3Vlc3Q6Z3Vlc3Q="
 HIDDEN = "BASALT_AUTH_DEFAULT_PASSWORD"
-FREE = ("--amqp-port=0", "--admin-port=0", "--fila-port=0")
+FREE = ("--amqp-port=0", "--admin-port=0", "--fila-port=0", "--kafka-port=0")
 
 
 def serve(data_dir: Path, *flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -47,7 +47,7 @@ def last_line(done: subprocess.CompletedProcess[str]) -> str:
 def test_a_port_in_use_is_named_with_the_flag_to_change_it(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = serve(tmp_path / "data", f"--amqp-port={port}", "--admin-port=0", "--fila-port=0")
+        done = serve(tmp_path / "data", f"--amqp-port={port}", *FREE[1:])
     assert done.returncode == 69
     said = last_line(done)
     assert said.startswith("error [address_unavailable]: amqp: port")

@@ -34,7 +34,7 @@ def test_a_file_that_cannot_be_used_keeps_the_broker_from_starting(tmp_path: Pat
         file.write_text(text)
     flags = [f"--data-dir={tmp_path / 'data'}", f"--load-definitions={file}", "--amqp-port=0", "--admin-port=0"]
     done = subprocess.run(
-        [sys.executable, "-m", "basaltmq.cli", "serve", *flags, "--fila-enabled=no"],
+        [sys.executable, "-m", "basaltmq.cli", "serve", *flags, "--fila-enabled=no", "--kafka-enabled=no"],
         capture_output=True,
         text=True,
         timeout=60,

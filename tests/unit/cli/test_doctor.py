@@ -17,7 +17,7 @@ from basaltmq.cli.main import main
 from basaltmq.store.open import open_store
 
 TLS = Path(__file__).parents[2] / "fixtures" / "tls"
-FREE = ("--amqp-port=0", "--admin-port=0", "--fila-port=0")
+FREE = ("--amqp-port=0", "--admin-port=0", "--fila-port=0", "--kafka-port=0")
 Usage = namedtuple("Usage", "total used free")
 
 
