@@ -27,6 +27,7 @@ from basaltmq.admin.scope import Scope
 from basaltmq.admin.store import StoreTools
 from basaltmq.admin.streams import Streams
 from basaltmq.admin.streams_import import StreamImports
+from basaltmq.admin.streams_lines import StreamLines
 from basaltmq.admin.streams_queue import QueueMessages
 from basaltmq.admin.totals import TotalsBook
 from basaltmq.admin.vhosts import Vhosts
@@ -60,6 +61,7 @@ class AdminApi:
             *Policies(scope).routes(),
             *Connections(scope).routes(),
             *Streams(scope, arrow).routes(),
+            *StreamLines(scope).routes(),
             *StreamImports(scope).routes(),
             *QueueMessages(scope, arrow).routes(),
             *self.definitions.routes(),

@@ -87,7 +87,7 @@ class Streams:
 
     async def topics(self, call: Call) -> Any:
         vhost, plane = self._plane(call)
-        page = await _on(vhost, lambda: plane.topics.page(start_after=call.query.get("after") or None, limit=PAGE))
+        page = await on_plane(vhost, lambda: plane.topics.page(start_after=call.query.get("after") or None, limit=PAGE))
         seen = [each for each in page.topics if self._may(call, vhost, each.name)]
         return {"topics": [_topic(each) for each in seen], "next_after": page.next_after}
 
@@ -99,16 +99,16 @@ class Streams:
             topic = plane.topics.get(name)
             return {**_topic(topic), "partitions": [_partition(plane.drivers, topic, n) for n in _numbers(topic)]}
 
-        return await _on(vhost, look)
+        return await on_plane(vhost, look)
 
     async def create(self, call: Call) -> Response:
         vhost, plane = self._plane(call)
         name, config = call.names["topic"], call.body
         self._scope.check(call, vhost, CONFIGURE, name)
         config.check()
-        found = await _on(vhost, lambda: plane.topics.find(name))
+        found = await on_plane(vhost, lambda: plane.topics.find(name))
         if found is None:
-            await _on(vhost, lambda: plane.topics.create(name, config))
+            await on_plane(vhost, lambda: plane.topics.create(name, config))
             return json_response({"name": name}, 201)
         if found.config != config:
             raise HttpError(409, f"topic {name!r} exists with other settings")
@@ -116,17 +116,17 @@ class Streams:
 
     async def offset_at(self, call: Call) -> Any:
         vhost, plane = self._plane(call)
-        name, number = self._named(call, vhost), _number(call)
+        name, number = self._named(call, vhost), number_of(call)
         at_ms = call.number("timestamp_ms", -1)
         if at_ms < 0:
             raise HttpError(400, "say of which time: ?timestamp_ms=...")
-        offset = await _on(vhost, lambda: plane.drivers.offset_at(name, number, at_ms, Otherwise.LATEST))
+        offset = await on_plane(vhost, lambda: plane.drivers.offset_at(name, number, at_ms, Otherwise.LATEST))
         return {"offset": offset}
 
     async def records(self, call: Call) -> Response:
         require_arrow()
         vhost, plane = self._plane(call)
-        name, number = self._named(call, vhost), _number(call)
+        name, number = self._named(call, vhost), number_of(call)
         begin, end = call.number("offset", -1), call.number("end", OFFSET_MAX)
         if begin < 0:
             raise HttpError(400, "say from where: ?offset=...")
@@ -137,7 +137,7 @@ class Streams:
     async def groups(self, call: Call) -> Any:
         vhost, plane = self._plane(call)
         after = call.query.get("after") or None
-        page = await _on(vhost, lambda: plane.groups.page(start_after=after, limit=PAGE))
+        page = await on_plane(vhost, lambda: plane.groups.page(start_after=after, limit=PAGE))
         seen = [each for each in page if self._may(call, vhost, each)]
         return {"groups": seen, "next_after": page[-1] if len(page) == PAGE else None}
 
@@ -145,7 +145,7 @@ class Streams:
         vhost, plane = self._plane(call)
         group = call.names["group"]
         self._scope.check(call, vhost, READ, group)
-        found = await _on(vhost, lambda: plane.groups.lag(group))
+        found = await on_plane(vhost, lambda: plane.groups.lag(group))
         return [each for each in found if self._may(call, vhost, each.topic)]
 
     async def commit(self, call: Call) -> None:
@@ -154,16 +154,14 @@ class Streams:
         self._scope.check(call, vhost, READ, group)
         for name in spec.offsets:
             self._scope.check(call, vhost, READ, name)
-        await _on(vhost, lambda: plane.offsets.commit(group, _commits(plane, spec)))
+        await on_plane(vhost, lambda: plane.offsets.commit(group, _commits(plane, spec)))
 
     def _plane(self, call: Call) -> tuple[VHost, StreamPlane]:
         vhost = self._scope.vhost(call)
         return vhost, vhost.streams.plane
 
     def _named(self, call: Call, vhost: VHost) -> str:
-        name = call.names["topic"]
-        self._scope.check(call, vhost, READ, name)
-        return name
+        return named(self._scope, call, vhost, READ)
 
     def _may(self, call: Call, vhost: VHost, name: str) -> bool:
         try:
@@ -173,13 +171,20 @@ class Streams:
         return True
 
 
-async def _on(vhost: VHost, work: Callable[[], Result]) -> Result:
+def named(scope: Scope, call: Call, vhost: VHost, action: str) -> str:
+    """The topic of a request, if its user may do this to it."""
+    name = call.names["topic"]
+    scope.check(call, vhost, action, name)
+    return name
+
+
+async def on_plane(vhost: VHost, work: Callable[[], Result]) -> Result:
     """Do something of the plane in a thread; an error of the disk is the virtual host's."""
     with Guard(vhost):
         return await asyncio.to_thread(work)
 
 
-def _number(call: Call) -> int:
+def number_of(call: Call) -> int:
     text = call.names["partition"]
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise HttpError(400, f"a partition is a number from 0 on, not {text[:40]!r}")
@@ -194,7 +199,12 @@ def _topic(topic: Topic) -> dict[str, Any]:
     return {
         "name": topic.name,
         "id": str(topic.id),
-        "config": {**msgspec.to_builtins(topic.config), "partitions": topic.config.partitions},
+        "config": {
+            **msgspec.to_builtins(topic.config),
+            "partitions": topic.config.partitions,
+            "engine": topic.config.engine.value,
+            "durability": topic.config.level.value,
+        },
         "shards": list(topic.shards),
     }
 

@@ -8,13 +8,17 @@ BASALT_DATA_DIR, or is `./data`.
 from __future__ import annotations
 
 import importlib
+import os
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 import click
 
 from basaltmq import __version__
+from basaltmq.cli.either import asks_for_server
 from basaltmq.cli.output import BasaltGroup
+from basaltmq.pipeline.place import DEFAULT_VHOST, VHOSTS, store_path
 
 COMMANDS: Final = {
     "binding": "exchange",
@@ -37,8 +41,18 @@ COMMANDS: Final = {
 """Command -> the module of this package that has it, under its own name."""
 
 
+ON_A_STORE: Final = {"queue", "store", "topic"}
+"""Groups that work on the data directory; it may be named behind them too."""
+
+OF_A_BROKER: Final = {"queue", "topic"}
+"""Of these, those that take a broker's directory, with a virtual host, for the store of that virtual host."""
+
+
 class MainGroup(BasaltGroup):
     """The top."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _hoisted(args))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
@@ -58,6 +72,28 @@ class MainGroup(BasaltGroup):
         return command
 
 
+def _hoisted(arguments: list[str]) -> list[str]:
+    """`topic list --data-dir DIR` is what `--data-dir DIR topic list` is."""
+    word = next((each for each in arguments if each in COMMANDS), None)
+    is_named = any(each.partition("=")[0] == "--data-dir" for each in arguments)
+    if word not in ON_A_STORE or asks_for_server(arguments) or ("BASALT_SERVER" in os.environ and not is_named):
+        return arguments
+    names = {"--data-dir", "--vhost"} if word in OF_A_BROKER else {"--data-dir"}
+    at = arguments.index(word)
+    found, rest = [], []
+    behind = iter(arguments[at:])
+    for each in behind:
+        if each == "--":
+            rest += [each, *behind]
+        elif each in names:
+            found += [each, *islice(behind, 1)]
+        elif each.partition("=")[0] in names:
+            found.append(each)
+        else:
+            rest.append(each)
+    return [*arguments[:at], *found, *rest]
+
+
 def _refuse(missing: str) -> None:
     raise click.ClickException(f"this needs {missing}: pip install 'basaltmq[server]'")
 
@@ -73,12 +109,14 @@ def _refuse(missing: str) -> None:
     show_envvar=True,
     help="The store to work on.",
 )
+@click.option("--vhost", default=DEFAULT_VHOST, show_default=True, help="Of a broker's directory, for queue and topic.")
 @click.pass_context
-def main(ctx: click.Context, data_dir: Path) -> None:
+def main(ctx: click.Context, data_dir: Path, vhost: str) -> None:
     """Basalt: a message broker, and queues and streams embedded in Python, on RocksDB.
 
     `serve` runs the broker; binding, connection, definitions, exchange, permission, policy, status, user and vhost
-    speak to a running one, and so does queue with --server. The others work on a store in --data-dir: those that change
-    something need it for themselves, those that only read work beside a running process.
+    speak to a running one, and so do queue and topic with --server. The others work on a store in --data-dir: those
+    that change something need it for themselves, those that only read work beside a running process.
     """
-    ctx.obj = data_dir
+    is_broker = ctx.invoked_subcommand in OF_A_BROKER and (data_dir / VHOSTS).is_dir()
+    ctx.obj = store_path(data_dir, vhost) if is_broker else data_dir

@@ -14,13 +14,11 @@ from typing import IO, Any, Final
 import click
 import msgspec
 
-from basaltmq.errors import BasaltError, NotAStoreError
+from basaltmq.errors import BasaltError, NotAStoreError, StoreLockedError
+from basaltmq.pipeline.place import NAME_FILE, VHOSTS
 
 PROGRESS_INTERVAL_S: Final = 0.2
 """Between two redraws of a progress line."""
-
-VHOSTS: Final = "vhosts"
-"""What the data directory of a broker has in it."""
 
 Row = Mapping[str, Any]
 
@@ -52,6 +50,8 @@ def _hint(error: BasaltError, data_dir: object) -> str:
     """What a command on a store may have meant that was given the directory of a broker."""
     if isinstance(error, NotAStoreError) and isinstance(data_dir, Path) and (data_dir / VHOSTS).is_dir():
         return f"; it is a broker's: use --server, or --data-dir {data_dir}/{VHOSTS}/HASH/store when it is stopped"
+    if isinstance(error, StoreLockedError) and isinstance(data_dir, Path) and (data_dir.parent / NAME_FILE).exists():
+        return "; it is a broker's: use --server"
     return ""
 
 

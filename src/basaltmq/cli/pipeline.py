@@ -71,6 +71,7 @@ def pipeline() -> None:
 @flag.max_offsets
 @click.option("--file-bytes", type=click.IntRange(min=1), help="What a file holds at most, about.")
 @click.option("--value-schema", help="Parse values as JSON by this schema (DDL); rejects are kept apart.")
+@flag.skip_lost
 @flag.dry_run
 @flag.as_json
 @flag.placed
@@ -86,13 +87,14 @@ def archive(
     max_offsets: int | None,
     file_bytes: int | None,
     value_schema: str | None,
+    skip_lost: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
     """Topics to Parquet, by topic and day, each record exactly once."""
     if once and continuous is not None:
         raise InvalidArgumentError("give --once or --continuous, not both")
-    source = flag.source_of(place, topics, begin) | ({"commitGroup": group} if group else {})
+    source = flag.source_of(place, topics, begin, skip_lost=skip_lost) | ({"commitGroup": group} if group else {})
     given = {
         "offsets_max": max_offsets,
         "file_bytes": file_bytes,
@@ -149,6 +151,7 @@ def compact(archive: str, small_bytes: int | None, dry_run: bool, as_json: bool)
 @click.option("--rate", type=float, help="Records per second at most, on average.")
 @click.option("--max-offsets", type=click.IntRange(min=1), help="Records of one step at most.")
 @click.option("--keep-partitions", is_flag=True, help="Not by key, but to the partition they were in.")
+@flag.skip_lost
 @flag.dry_run
 @flag.as_json
 @flag.placed
@@ -165,6 +168,7 @@ def replay(
     rate: float | None,
     max_offsets: int | None,
     keep_partitions: bool,
+    skip_lost: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -179,7 +183,7 @@ def replay(
         job = ReplayJob(
             topics=topics,
             archive=archive,
-            source=None if archive is not None else place,
+            source=None if archive is not None else place | ({"failOnDataLoss": "false"} if skip_lost else {}),
             target={"path": target_dir, "vhost": place["vhost"]} if target_dir is not None else place,
             target_topic=target_topic,
             checkpoint=checkpoint,

@@ -5,8 +5,10 @@ Exit codes: 0 done, 1 it could not be done, 2 something does not fit, 3 records 
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
+from basaltmq import errors
 from basaltmq.cli.output import CommandError, progress_line, show
-from basaltmq.errors import DataLossError, InvalidArgumentError
+from basaltmq.errors import BasaltError, DataLossError, InvalidArgumentError, RemoteError
 from basaltmq.pipeline.findings import Finding, exit_code
 from basaltmq.pipeline.session import check_environment, spark_session
 
@@ -29,9 +32,14 @@ LOST: Final = 3
 TOLD_MAX: Final = 600
 """Characters of an error of Spark's that are shown: its first line, without the trace."""
 
+SKIP_OPTION: Final = "failOnDataLoss=false"
+"""What the source calls --skip-lost."""
+
 LOOK_INTERVAL_S: Final = 0.5
 """Between two looks at how far Spark is."""
 
+STDERR: Final = 2
+_WHY: Final = re.compile(r"error|exception", re.IGNORECASE)
 _OURS: Final = re.compile(r"basaltmq\.errors\.(\w+): (.+)")
 
 Flag = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -56,6 +64,9 @@ html_page = click.option(
 checkpoint = click.option("--checkpoint", help="A folder; given again, the job writes nothing twice.")
 begin = click.option("--from", "begin", help="earliest (default), latest, offsets as JSON, or a time.")
 end = click.option("--to", "end", help="latest (default), offsets as JSON, or a time: up to there.")
+skip_lost = click.option(
+    "--skip-lost", is_flag=True, help="Go on without records that are damaged, or were removed before they were read."
+)
 max_offsets = click.option("--max-offsets", type=click.IntRange(min=1), help="Records of one batch at most.")
 
 
@@ -125,17 +136,37 @@ def on_spark(name: str, what: str | None = None) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     was_running = SparkSession.getActiveSession() is not None
-    spark = spark_session(name)
+    spark = spark_session(name) if was_running else _started(name)
     try:
         with watching(spark, what):
             yield spark
     except PySparkException as error:
         raise ours(str(error)) from error
     except DataLossError as error:
-        raise _Lost(error) from error
+        raise _Lost(str(error)) from error
     finally:
         if not was_running:
             spark.stop()
+
+
+def _started(name: str) -> SparkSession:
+    """A session; what Java says about itself on the way is shown only if there is none in the end."""
+    sys.stderr.flush()
+    kept = os.dup(STDERR)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), STDERR)
+        try:
+            return spark_session(name)
+        except Exception as error:
+            if isinstance(error, BasaltError):
+                raise
+            said.seek(0)
+            lines = [line.strip() for line in said.read().decode(errors="replace").splitlines() if line.strip()]
+            why = next((line for line in lines if _WHY.search(line)), lines[-1] if lines else str(error))
+            raise click.ClickException(f"Spark did not start: {why[:TOLD_MAX]}") from error
+        finally:
+            os.dup2(kept, STDERR)
+            os.close(kept)
 
 
 @contextmanager
@@ -174,16 +205,21 @@ def ours(text: str) -> click.ClickException:
     if found is None:
         first = next((line for line in text.splitlines() if line.strip()), "Spark failed without a word")
         return click.ClickException(first[:TOLD_MAX])
-    kind = _LostOnSpark if found[1] == DataLossError.__name__ else click.ClickException
-    return kind(found[2].strip()[:TOLD_MAX])
-
-
-class _LostOnSpark(click.ClickException):
-    exit_code = LOST
+    said = found[2].strip()[:TOLD_MAX]
+    kind = getattr(errors, found[1], BasaltError)
+    if kind is DataLossError:
+        return _Lost(said)
+    # Some are made of more than a text; what is shown is the text, and which one it is.
+    return CommandError(RemoteError(said, kind.code))
 
 
 class _Lost(CommandError):
+    """Records are lost; what the source tells to do about it is said in words of this command."""
+
     exit_code = LOST
+
+    def __init__(self, said: str) -> None:
+        super().__init__(DataLossError(said.replace(SKIP_OPTION, "--skip-lost")))
 
 
 def bound(option: str, side: str, text: str | None) -> dict[str, str]:
@@ -205,11 +241,23 @@ def bound(option: str, side: str, text: str | None) -> dict[str, str]:
 
 
 def source_of(
-    place: dict[str, str], names: list[str] | None, begin: str | None = None, end: str | None = None
+    place: dict[str, str],
+    names: list[str] | None,
+    begin: str | None = None,
+    end: str | None = None,
+    *,
+    skip_lost: bool = False,
 ) -> dict[str, str]:
     """Options of the source: all topics but the system's if none is named."""
     which = {"subscribe": ",".join(names)} if names else {"subscribePattern": r"(?!__).*"}
-    return place | which | bound("--from", "starting", begin) | bound("--to", "ending", end)
+    which |= {"failOnDataLoss": "false"} if skip_lost else {}
+    return place | which | between(begin, end)
+
+
+def between(begin: str | None, end: str | None) -> dict[str, str]:
+    """Options of the source for `--from` and `--to`; of a partition that has nothing so late, nothing is read."""
+    options = bound("--from", "starting", begin) | bound("--to", "ending", end)
+    return options | ({"startingOffsetsByTimestampStrategy": "latest"} if "startingTimestamp" in options else {})
 
 
 def result_of(result: Any, as_json: bool) -> None:

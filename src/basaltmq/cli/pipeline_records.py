@@ -31,6 +31,7 @@ def _check_target(target_topic: str | None, parquet: str | None, dry_run: bool) 
 @flag.begin
 @flag.end
 @flag.checkpoint
+@flag.skip_lost
 @flag.dry_run
 @flag.as_json
 @flag.placed
@@ -44,12 +45,13 @@ def dedup(
     begin: str | None,
     end: str | None,
     checkpoint: str | None,
+    skip_lost: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
     """Records without those that came before, to a topic or to Parquet."""
     _check_target(target_topic, parquet, dry_run)
-    source = flag.source_of(place, topics, begin, end)
+    source = flag.source_of(place, topics, begin, end, skip_lost=skip_lost)
     with on_spark("basalt-dedup", "dedup") as spark:
         from basaltmq.pipeline.dedup import DedupJob
         from basaltmq.pipeline.dedup import dedup as run
@@ -68,6 +70,7 @@ def dedup(
 @flag.begin
 @flag.end
 @flag.checkpoint
+@flag.skip_lost
 @flag.dry_run
 @flag.as_json
 @flag.placed
@@ -80,12 +83,13 @@ def latest(
     begin: str | None,
     end: str | None,
     checkpoint: str | None,
+    skip_lost: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
     """The newest record of each key, to a topic or to Parquet."""
     _check_target(target_topic, parquet, dry_run)
-    source = flag.source_of(place, topics, begin, end)
+    source = flag.source_of(place, topics, begin, end, skip_lost=skip_lost)
     with on_spark("basalt-latest", "latest") as spark:
         from basaltmq.pipeline.latest import LatestJob
         from basaltmq.pipeline.latest import latest as run
@@ -102,6 +106,7 @@ def latest(
 @click.option("--sample", type=float, default=1.0, show_default=True, help="The share of values to look into.")
 @flag.begin
 @flag.end
+@flag.skip_lost
 @flag.html_page
 @flag.as_json
 @flag.placed
@@ -111,16 +116,18 @@ def profile(
     sample: float,
     begin: str | None,
     end: str | None,
+    skip_lost: bool,
     page: Path | None,
     as_json: bool,
 ) -> None:
     """What topics hold: sizes, times, keys, and the fields of their values."""
+    source = flag.source_of(place, topics, begin, end, skip_lost=skip_lost)
     with on_spark("basalt-profile", "profile") as spark:
         from basaltmq.pipeline.profile import ProfileJob
         from basaltmq.pipeline.profile import profile as run
         from basaltmq.pipeline.profile_page import flat_topic, profile_page
 
-        result = run(spark, ProfileJob(source=flag.source_of(place, topics, begin, end), sample=sample))
+        result = run(spark, ProfileJob(source=source, sample=sample))
         if page is not None:
             page.write_text(profile_page(result))
     if as_json:

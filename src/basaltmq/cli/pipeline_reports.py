@@ -81,7 +81,7 @@ def lag(place: dict[str, str], groups: tuple[str, ...], pace: float | None, page
 @flag.placed
 def latency(place: dict[str, str], begin: str | None, end: str | None, page: Path | None, as_json: bool) -> None:
     """How long messages waited and took, by queue and fairness key, from the events of `__events`."""
-    options = flag.bound("--from", "starting", begin) | flag.bound("--to", "ending", end)
+    options = flag.between(begin, end)
     with on_spark("basalt-latency", "latency") as spark:
         from basaltmq.pipeline.latency import latency as run
         from basaltmq.pipeline.reports import flat, latency_page

@@ -20,9 +20,10 @@ import click
 import msgspec
 
 import basaltmq
+from basaltmq.cli.either import either_group
 from basaltmq.cli.output import show
 from basaltmq.cli.queue_lines import decode_draft, encode_message, message_row
-from basaltmq.cli.server_queue import EitherGroup
+from basaltmq.cli.server_queue import server_queue
 from basaltmq.errors import BasaltError
 from basaltmq.messages.branches import Xid
 from basaltmq.queues.config import Durability, Overflow, QueueConfig
@@ -43,7 +44,7 @@ no_question = click.option("--yes", is_flag=True, help="Do not ask.")
 one_or_more = click.IntRange(min=1)
 
 
-@click.group(cls=EitherGroup)
+@click.group(cls=either_group(server_queue))
 def queue() -> None:
     """Create, fill, look into and look after queues.
 

@@ -1,12 +1,10 @@
 """`basalt queue ... --server URL`: the same words for queues of a running broker.
 
-A command of `basalt queue` that is given `--server` (or finds BASALT_SERVER) speaks to a broker; without it, it opens
-the data directory as an embedded program would. `EitherGroup` chooses.
+`either` chooses between these and those of `queue`.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import click
@@ -20,41 +18,6 @@ from basaltmq.cli.queue_lines import preview
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 no_question = click.option("--yes", is_flag=True, help="Do not ask.")
 vhost_option = click.option("--vhost", default="/", show_default=True)
-
-FLAG = "--server"
-
-
-def asks_for_server(arguments: list[str]) -> bool:
-    return any(each == FLAG or each.startswith(FLAG + "=") for each in arguments)
-
-
-class EitherGroup(click.Group):
-    """A group whose commands have a twin for a running broker."""
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        context = super().make_context(info_name, list(args), parent, **extra)
-        context.meta[FLAG] = asks_for_server(args) or _by_environment(parent)
-        return context
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if ctx.meta.get(FLAG):
-            return server_queue.get_command(ctx, cmd_name)
-        return super().get_command(ctx, cmd_name) or server_queue.get_command(ctx, cmd_name)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        if ctx.meta.get(FLAG):
-            return server_queue.list_commands(ctx)
-        return sorted({*super().list_commands(ctx), *server_queue.list_commands(ctx)})
-
-
-def _by_environment(parent: click.Context | None) -> bool:
-    """BASALT_SERVER is set, and no data directory was named on the command line."""
-    if "BASALT_SERVER" not in os.environ:
-        return False
-    source = None if parent is None else parent.find_root().get_parameter_source("data_dir")
-    return source is not click.core.ParameterSource.COMMANDLINE
 
 
 @click.group()
@@ -87,7 +50,7 @@ def list_queues(api: ApiClient, vhost: str, everywhere: bool, as_json: bool) -> 
     show(
         found if as_json else rows,
         as_json=as_json,
-        empty="no queues; make one with: basalt queue declare NAME --server",
+        empty="no queues; make one with: basalt queue create NAME --server",
     )
 
 
@@ -124,14 +87,14 @@ def stats(api: ApiClient, name: str, vhost: str, as_json: bool) -> None:
         )
 
 
-@server_queue.command("declare")
+@server_queue.command("create")
 @click.argument("name")
 @click.option("--transient", is_flag=True, help="Gone at the next restart.")
 @click.option("--auto-delete", is_flag=True, help="Goes with its last consumer.")
 @click.option("--arguments", default="{}", metavar="JSON", help='Such as {"x-message-ttl": 60000}.')
 @vhost_option
 @with_api
-def declare(api: ApiClient, name: str, transient: bool, auto_delete: bool, arguments: str, vhost: str) -> None:
+def create(api: ApiClient, name: str, transient: bool, auto_delete: bool, arguments: str, vhost: str) -> None:
     """Make a queue at a broker; fails if there is another one of the name."""
     body = {"durable": not transient, "auto_delete": auto_delete, "arguments": json_object("--arguments", arguments)}
     api.put(path("queues", vhost, name), body)

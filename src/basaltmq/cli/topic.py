@@ -1,13 +1,13 @@
 """`basalt topic`: streams from the command line.
 
 Commands that read open a view and work beside a running process; commands that write need the store for themselves.
-Records go in and out as JSON lines (`json_lines`): what `read` prints, `append` takes.
+Those of a broker's are in `server_topic`. Records go in and out as JSON lines (`record_lines`): what `read` prints,
+`append` takes.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -16,24 +16,18 @@ import click
 import msgspec
 
 import basaltmq
-from basaltmq.cli.json_lines import decode_record, encode_record
+from basaltmq.cli.either import either_group
 from basaltmq.cli.output import progress_line, show
-from basaltmq.embedded.topic import Value
-from basaltmq.errors import LimitExceededError, OffsetOutOfRangeError
+from basaltmq.cli.server_topic import server_topic
+from basaltmq.cli.topic_input import APPEND_RECORDS, batches, reset_to
+from basaltmq.errors import OffsetOutOfRangeError
 from basaltmq.streams.durability import Durability
-from basaltmq.streams.groups import Reset
 from basaltmq.streams.metadata_json import export_metadata, import_metadata
 from basaltmq.streams.migration import Progress
+from basaltmq.streams.record_lines import encode_record
 from basaltmq.streams.shards import Engine
 from basaltmq.streams.topics import Topic, TopicConfig
 from basaltmq.streams.view import StreamView
-
-APPEND_RECORDS: Final = 1_000
-APPEND_BYTES: Final = 4 << 20
-"""Lines, and bytes of lines, read from stdin before they are appended as one batch."""
-
-LINE_BYTES_MAX: Final = 64 << 20
-"""A line of input: the largest record there is by default, in base64 or with every byte escaped, and room to spare."""
 
 FOLLOW_WAIT_S: Final = 1.0
 """How long one wait for another process's records takes at most; Ctrl-C works meanwhile."""
@@ -45,9 +39,12 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 engine_choice = click.Choice([each.value for each in Engine])
 
 
-@click.group()
+@click.group(cls=either_group(server_topic))
 def topic() -> None:
-    """Create, fill, read and look after topics."""
+    """Create, fill, read and look after topics.
+
+    Of the data directory, or of a running broker with --server: then `basalt topic COMMAND --server URL --help`.
+    """
 
 
 @topic.command()
@@ -149,35 +146,11 @@ def append(
     with basaltmq.open(data_dir, create=False) as db:
         target = db.topic(name, create=False)
         try:
-            for batch in _batches(source, raw, key):
+            for batch in batches(source, raw, key):
                 target.append(batch, partition=partition, durability=durability)
                 done += len(batch)
         finally:
             click.echo(f"{done:,} records appended to {name}", err=True)
-
-
-def _batches(source: BinaryIO, raw: bool, key: str | None) -> Iterator[list[Value]]:
-    batch: list[Value] = []
-    size_bytes = 0
-    for number, line in _lines(source):
-        batch.append(decode_record(number, line, raw=raw, key=key))
-        size_bytes += len(line)
-        if len(batch) >= APPEND_RECORDS or size_bytes >= APPEND_BYTES:
-            yield batch
-            batch, size_bytes = [], 0
-    if batch:
-        yield batch
-
-
-def _lines(source: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    number = 0
-    while line := source.readline(LINE_BYTES_MAX + 1):
-        number += 1
-        if len(line) > LINE_BYTES_MAX:
-            raise LimitExceededError(f"line {number} is over {LINE_BYTES_MAX} bytes")
-        stripped = line.rstrip(b"\r\n")
-        if stripped:
-            yield number, stripped
 
 
 @topic.command()
@@ -297,7 +270,7 @@ def groups(
     if reset is not None:
         if name is None:
             raise click.UsageError("--reset needs --topic")
-        to = _reset_to(reset)
+        to = reset_to(reset)
         with basaltmq.open(data_dir, create=False) as db:
             moved = db.streams.groups.reset(str(group), name, to, partition=partition)
         show([{"partition": each, "offset": offset} for each, offset in moved.items()], as_json=as_json)
@@ -312,14 +285,6 @@ def groups(
             else:
                 rows = [msgspec.structs.asdict(each) for each in view.lag(group)]
             show(rows, as_json=as_json, empty="no groups have committed anything")
-
-
-def _reset_to(text: str) -> Reset | int:
-    if text.isdigit():
-        return int(text)
-    if text in (Reset.EARLIEST, Reset.LATEST):
-        return Reset(text)
-    raise click.UsageError(f"--reset takes earliest, latest or an offset, not {text!r}")
 
 
 @topic.command()

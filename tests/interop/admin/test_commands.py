@@ -45,7 +45,7 @@ def rows(result: Result) -> list[dict[str, Any]]:
 
 def test_a_message_travels_by_commands_alone(basalt: Run) -> None:
     basalt("exchange", "declare", "news", "--type", "topic")
-    basalt("queue", "declare", "paper", "--arguments", '{"x-max-length": 10}')
+    basalt("queue", "create", "paper", "--arguments", '{"x-max-length": 10}')
     basalt("binding", "create", "news", "paper", "--key", "sport.#")
     listed = basalt("binding", "list").stdout
     assert "sport.#" in listed
@@ -57,7 +57,7 @@ def test_a_message_travels_by_commands_alone(basalt: Run) -> None:
     assert "one" in peeked
     assert json.loads(basalt("queue", "peek", "paper", "--json").stdout.splitlines()[1])["payload"] == "two"
     assert "x-max-length" in basalt("queue", "stats", "paper").stdout
-    basalt("queue", "declare", "archive")
+    basalt("queue", "create", "archive")
     assert basalt("queue", "move", "paper", "archive", "--count", "1").stdout.startswith("1 message moved")
     listed = basalt("queue", "list").stdout
     assert listed.splitlines()[0].split()[:5] == ["queue", "type", "ready", "unacked", "bytes"]
@@ -80,8 +80,8 @@ def test_users_are_made_let_in_and_taken_away(basalt: Run) -> None:
     basalt("permission", "set", "erin", "--exchange", "amq.topic", "--write", "^erin[.]")
     assert "amq.topic" in basalt("permission", "list", "--topics").stdout
     mine = {"BASALT_USER": "erin", "BASALT_PASSWORD": "first"}
-    basalt("queue", "declare", "erins", **mine)
-    assert "error [access_refused]" in basalt("queue", "declare", "others", code=1, **mine).stderr
+    basalt("queue", "create", "erins", **mine)
+    assert "error [access_refused]" in basalt("queue", "create", "others", code=1, **mine).stderr
     basalt("user", "password", "erin", stdin="second\n")
     assert "error [authentication_failed]" in basalt("queue", "list", code=1, **mine).stderr
     basalt("user", "tags", "erin", "monitoring")
@@ -96,7 +96,7 @@ def test_users_are_made_let_in_and_taken_away(basalt: Run) -> None:
 def test_virtual_hosts_and_their_stores_are_looked_after(basalt: Run, tmp_path: Path) -> None:
     basalt("vhost", "create", "shop", "--description", "for tests")
     assert "for tests" in basalt("vhost", "list").stdout
-    basalt("queue", "declare", "q", "--vhost", "shop")
+    basalt("queue", "create", "q", "--vhost", "shop")
     assert "shop" in basalt("queue", "list", "--all").stdout
     assert basalt("vhost", "restart", "shop").stdout == "vhost shop is up\n"
     basalt("vhost", "store", "flush", "shop")
@@ -135,7 +135,7 @@ def test_connections_are_seen_and_closed(basalt: Run, connection: pika.BlockingC
 
 
 def test_definitions_go_out_and_in(basalt: Run) -> None:
-    basalt("queue", "declare", "kept")
+    basalt("queue", "create", "kept")
     exported = basalt("definitions", "export").stdout
     basalt("queue", "delete", "kept", "--yes")
     done = basalt("definitions", "import", stdin=exported)
@@ -167,3 +167,83 @@ def test_without_a_server_the_same_words_work_on_a_store(tmp_path: Path) -> None
     assert "embedded" in runner.invoke(main, [*store, "queue", "list"]).stdout
     asked = runner.invoke(main, [*store, "queue", "list", "--server", "http://127.0.0.1:1"])
     assert "no broker answers" in asked.stderr
+
+
+LINES = b'{"value":"a","key":"k","headers":{"h":"1"}}\n{"value_base64":"/w==","key":"k","tags":["t"]}\n'
+
+
+@pytest.mark.spec("B3")
+def test_topics_of_a_broker_are_filled_read_and_looked_after(basalt: Run) -> None:
+    basalt("topic", "create", "clicks", "--partitions", "3", "--retention-ms", "86400000")
+    assert "exists with other settings" in basalt("topic", "create", "clicks", "--partitions", "4", code=1).stderr
+    assert "2 records appended" in basalt("topic", "append", "clicks", stdin=LINES).stderr
+    assert "1 records appended" in basalt("topic", "append", "clicks", "--raw", "--partition", "1", stdin="x").stderr
+    assert (
+        "no partition 9" in basalt("topic", "append", "clicks", "--raw", "--partition", "9", stdin="x", code=1).stderr
+    )
+    assert "line 1" in basalt("topic", "append", "clicks", stdin="{", code=1).stderr
+
+    read = [json.loads(line) for line in basalt("topic", "read", "clicks", "--key", "k").stdout.splitlines()]
+    assert [(each.get("value"), each.get("value_base64"), each["offset"]) for each in read] == [
+        ("a", None, 0),
+        (None, "/w==", 1),
+    ]
+    assert (read[0]["headers"], read[1]["tags"]) == ({"h": "1"}, ["t"])
+    assert basalt("topic", "read", "clicks", "--raw", "--tag", "t").stdout_bytes == b"\xff\n"
+    assert basalt("topic", "read", "clicks", "--partition", "1", "--from", "latest").stdout == ""
+    assert len(basalt("topic", "read", "clicks", "--limit", "2").stdout.splitlines()) == 2
+    assert len(basalt("topic", "read", "clicks", "--since-ms", "0").stdout.splitlines()) == 3
+    assert "no 7" in basalt("topic", "read", "clicks", "--partition", "7", code=2).stderr
+
+    listed = next(each for each in rows(basalt("topic", "list", "--json")) if each["topic"] == "clicks")
+    assert (listed["records"], listed["partitions"], listed["engine"]) == (3, 3, "segment")
+    described = basalt("topic", "describe", "clicks").stdout
+    assert "retention_ms: 86400000" in described
+
+    moved = rows(basalt("topic", "groups", "billing", "--reset", "latest", "--topic", "clicks", "--json"))
+    assert sorted(each["offset"] for each in moved) == [0, 1, 2]
+    assert "billing" in basalt("topic", "groups").stdout
+    assert {each["lag"] for each in rows(basalt("topic", "groups", "billing", "--json"))} == {0}
+    assert "--reset needs a group" in basalt("topic", "groups", "billing", "--reset", "latest", code=2).stderr
+
+    assert "there is no 'migrate' of topics" in basalt("topic", "migrate", "clicks", "memory", code=2).stderr
+    basalt("topic", "delete", "clicks", "--yes")
+    assert "there is no topic" in basalt("topic", "read", "clicks", code=1).stderr
+
+
+def test_a_topic_asks_for_the_permission_of_each_deed(basalt: Run) -> None:
+    basalt("user", "create", "mia", "--tag", "management", stdin="secret\nsecret\n")
+    basalt("permission", "set", "mia", "--configure", "^$", "--write", "^in$", "--read", "^out$")
+    basalt("topic", "create", "in")
+    basalt("topic", "create", "out")
+    mia = {"BASALT_USER": "mia", "BASALT_PASSWORD": "secret"}
+    basalt("topic", "append", "in", "--raw", stdin="x", **mia)
+    basalt("topic", "read", "out", **mia)
+    for words in (
+        ("topic", "append", "out", "--raw"),
+        ("topic", "read", "in"),
+        ("topic", "delete", "out", "--yes"),
+        ("topic", "create", "more"),
+        ("topic", "groups", "g", "--reset", "latest", "--topic", "out"),
+    ):
+        assert "error [access_refused]" in basalt(*words, code=1, stdin="x", **mia).stderr, words
+    assert [each["topic"] for each in rows(basalt("topic", "list", "--json", **mia))] == ["out"]
+
+
+def test_the_topic_of_a_stream_queue_goes_with_the_queue(basalt: Run) -> None:
+    basalt("queue", "create", "both", "--arguments", '{"x-queue-type": "stream"}')
+    basalt("topic", "append", "both", "--raw", stdin="x")
+    assert "is a stream queue of AMQP" in basalt("topic", "delete", "both", "--yes", code=1).stderr
+    basalt("queue", "delete", "both", "--yes")
+
+
+def test_the_directory_of_a_broker_is_read_beside_it_and_not_written(broker: Broker, basalt: Run) -> None:
+    basalt("topic", "create", "seen")
+    basalt("queue", "create", "seen-too")
+    place = ("--data-dir", str(broker.data_dir))
+    assert "seen" in CliRunner().invoke(main, ["topic", "list", *place]).stdout
+    assert "seen-too" in CliRunner().invoke(main, [*place, "queue", "list", "--vhost=/"]).stdout
+    wrong = CliRunner().invoke(main, ["topic", "list", *place, "--vhost", "nope"])
+    assert (wrong.exit_code, "no vhost 'nope'" in wrong.stderr) == (1, True)
+    locked = CliRunner().invoke(main, ["topic", "create", "x", *place])
+    assert (locked.exit_code, "it is a broker's: use --server" in locked.stderr) == (1, True)

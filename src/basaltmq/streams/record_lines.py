@@ -42,15 +42,23 @@ _encoder = msgspec.json.Encoder()
 
 def decode_record(number: int, line: bytes, *, raw: bool, key: str | None) -> Record:
     """The record of an input line; errors name the line."""
-    fallback = None if key is None else key.encode()
     if raw:
-        return Record(line, fallback)
+        return Record(line, None if key is None else key.encode())
+    return to_record(number, read_line(number, line), key=key)
+
+
+def read_line(number: int, line: bytes) -> Line:
     try:
-        said = _decoder.decode(line)
+        return _decoder.decode(line)
     except msgspec.DecodeError as error:
         raise InvalidArgumentError(
             f'line {number}: {error}; expected {{"value": "...", "key": "..."}}, or use --raw'
         ) from error
+
+
+def to_record(number: int, said: Line, *, key: str | None = None) -> Record:
+    """The record a line says; `key` is that of lines without one."""
+    fallback = None if key is None else key.encode()
     value = _either(number, "value", said.value, said.value_base64)
     if value is None:
         raise InvalidArgumentError(f"line {number}: a record needs value or value_base64")
@@ -88,8 +96,14 @@ def _bytes(number: int, name: str, encoded: str) -> bytes:
 
 def encode_record(topic: str, partition: int, record: StoredRecord) -> bytes:
     """The output line of a record, without what it does not have."""
-    line: dict[str, Any] = {"topic": topic, "partition": partition, "offset": record.offset}
-    line["timestamp_ms"] = record.timestamp_ms
+    return _encoder.encode({"topic": topic, "partition": partition, "offset": record.offset, **to_line(record)})
+
+
+def to_line(record: Record) -> dict[str, Any]:
+    """What `to_record` makes the same record of."""
+    line: dict[str, Any] = {}
+    if record.timestamp_ms != UNSTAMPED:
+        line["timestamp_ms"] = record.timestamp_ms
     if record.key is not None:
         _put(line, "key", record.key)
     _put(line, "value", record.value)
@@ -101,7 +115,12 @@ def encode_record(topic: str, partition: int, record: StoredRecord) -> bytes:
         line.setdefault(f"tags{suffix}", []).append(text)
     if record.expire_at_ms != NEVER:
         line["expire_at_ms"] = record.expire_at_ms
-    return _encoder.encode(line)
+    return line
+
+
+def raw_value(line: dict[str, Any]) -> bytes:
+    """The value of a line."""
+    return base64.b64decode(line["value_base64"]) if "value_base64" in line else str(line["value"]).encode()
 
 
 def _put(line: dict[str, Any], name: str, raw: bytes) -> None:
