@@ -345,6 +345,7 @@ class DamagedFrameError(CorruptionError):
         self.shard = shard
         self.base_offset = base_offset
         self.last_offset = last_offset
+        self.reason = reason
 
 
 class VHostNotFoundError(NotFoundError):

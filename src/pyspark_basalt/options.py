@@ -188,7 +188,7 @@ def _check_queue(given: Mapping[str, str]) -> None:
 
 
 def _bound(given: Mapping[str, str], side: str, place: int) -> Bound:
-    strategy = given.get("startingoffsetsbytimestampstrategy", "latest").strip().lower()
+    strategy = given.get("startingoffsetsbytimestampstrategy", "error").strip().lower()
     if strategy not in ("error", "latest"):
         raise InvalidArgumentError(f"startingOffsetsByTimestampStrategy is error or latest, not {strategy!r:.80}")
     must_match = side == "starting" and strategy == "error"

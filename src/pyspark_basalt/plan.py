@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from basaltmq.errors import DataLossError, InvalidArgumentError, TopicNotFoundError
+from basaltmq.errors import DamagedFrameError, DataLossError, InvalidArgumentError, TopicNotFoundError
 from basaltmq.streams.adapter import ShardInfo
 from pyspark_basalt.offsets import EARLIEST, LATEST, Offsets
 from pyspark_basalt.options import Bound, ReadOptions
@@ -120,6 +120,16 @@ def check_kept(topic: str, number: int, begin: int, end: int, info: ShardInfo, o
             "removed by retention before they were read. With failOnDataLoss=false they are skipped"
         )
     return info.start_offset
+
+
+def behind_damage(topic: str, number: int, error: DamagedFrameError, options: ReadOptions) -> int:
+    """Where to read on behind records that are damaged; DataLossError if that matters."""
+    if options.fail_on_data_loss:
+        raise DataLossError(
+            f"{topic}[{number}], offsets {error.base_offset} to {error.last_offset}, cannot be read: {error.reason}. "
+            "Bring the store back from a backup; with failOnDataLoss=false they are skipped"
+        ) from error
+    return error.last_offset + 1
 
 
 def _cut(view: TopicView, piece: Piece, total: int, options: ReadOptions) -> Iterator[Piece]:

@@ -16,12 +16,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from basaltmq.errors import InvalidArgumentError, NotFoundError, OffsetOutOfRangeError
+from basaltmq.errors import DamagedFrameError, InvalidArgumentError, NotFoundError, OffsetOutOfRangeError
 from basaltmq.streams.adapter import ShardInfo
 from basaltmq.streams.view import StreamView
 from pyspark_basalt.memory import keep_freed
 from pyspark_basalt.options import ReadOptions
-from pyspark_basalt.plan import Piece, check_kept
+from pyspark_basalt.plan import Piece, behind_damage, check_kept
 
 SCHEMA: Final = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
@@ -71,6 +71,9 @@ def read_piece(view: StreamView, piece: Piece, options: ReadOptions) -> Iterator
         except OffsetOutOfRangeError:
             info = view.info(piece.topic, piece.partition)
             offset = check_kept(piece.topic, piece.partition, offset, piece.end, info, options)
+            continue
+        except DamagedFrameError as error:
+            offset = behind_damage(piece.topic, piece.partition, error, options)
             continue
         if len(found):
             batch = found.arrow()

@@ -41,10 +41,11 @@ def test_a_beginning_that_is_neither_is_refused() -> None:
 def test_an_error_of_ours_is_found_in_one_of_sparks() -> None:
     trace = (
         "[PYTHON_DATA_SOURCE_ERROR] Failed: Traceback (most recent call last):\n  File ...\n"
-        "basaltmq.errors.DataLossError: orders[0] begins at offset 7\n\n\tat java.lang.Thread"
+        "basaltmq.errors.DataLossError: orders[0] begins at offset 7; with failOnDataLoss=false it is skipped\n\n"
+        "\tat java.lang.Thread"
     )
     lost = ours(trace)
-    assert (lost.message, lost.exit_code) == ("orders[0] begins at offset 7", 3)
+    assert (lost.message, lost.exit_code) == ("orders[0] begins at offset 7; with --skip-lost it is skipped", 3)
     other = ours("[DIVIDE_BY_ZERO] Division by zero.\n== SQL ==\n...")
     assert (other.message, other.exit_code) == ("[DIVIDE_BY_ZERO] Division by zero.", 1)
     assert isinstance(ours(""), click.ClickException)

@@ -10,7 +10,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 import basaltmq
 from basaltmq.embedded.database import Settings
 from basaltmq.embedded.events import EventSettings
-from basaltmq.errors import CorruptionError
+from basaltmq.errors import DataLossError
 from basaltmq.streams.view import StreamView
 from pyspark_basalt.events import SCHEMA as EVENTS
 from pyspark_basalt.options import parse
@@ -107,7 +107,7 @@ def test_a_view_that_is_older_than_the_topic_is_brought_up_to_date(tmp_path: Pat
             assert [row["value"] for row in rows] == [b"new"] * count
 
 
-def test_a_segment_that_cannot_be_read_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_segment_that_cannot_be_read_is_told_in_one_line_or_skipped_as_asked(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path) as db:
         orders = db.topic("orders")
         for at in range(4):
@@ -118,6 +118,9 @@ def test_a_segment_that_cannot_be_read_is_told_in_one_line(tmp_path: Path) -> No
     raw = bytearray(segment.read_bytes())
     raw[raw.index(b"2" * 1000) + 500] ^= 1
     segment.write_bytes(raw)
-    with pytest.raises(CorruptionError, match=r"offsets 2 to 2, cannot be read: .*; read on from offset 3") as caught:
+    told = r"orders\[0\], offsets 2 to 2, cannot be read: .* backup; with failOnDataLoss=false they are skipped"
+    with pytest.raises(DataLossError, match=told) as caught:
         list(found.read(part))
     assert "\n" not in str(caught.value)
+    found = BatchReader(parse({"path": str(tmp_path), "subscribe": "orders", "failOnDataLoss": "false"}))
+    assert [at for batch in found.read(part) for at in batch.column("offset").to_pylist()] == [0, 1, 3]
