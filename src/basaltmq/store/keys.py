@@ -564,6 +564,7 @@ _SHARD: Final = Struct(">cQ")
 _SHARD_NAME: Final = Struct(">c16sI")
 _STREAM_RECORD: Final = Struct(">QQ")
 _STREAM_INDEX: Final = Struct(">cQQQ")
+_STREAM_INDEX_OFFSET: Final = Struct(">Q")
 
 
 def shard_key(shard: int) -> bytes:
@@ -638,6 +639,12 @@ def decode_stream_tail_key(key: bytes) -> int:
 def stream_index_key(kind: bytes, shard: int, hash64: int, offset: int) -> bytes:
     """A row that finds records by key (`K`) or tag (`G`)."""
     return _STREAM_INDEX.pack(kind, shard, hash64, offset)
+
+
+def stream_index_keys(kind: bytes, shard: int, hashes: Iterable[bytes], offset: int) -> list[bytes]:
+    """The same for many hashes, each as the 8 bytes it has in the key."""
+    head, tail = _SHARD.pack(kind, shard), _STREAM_INDEX_OFFSET.pack(offset)
+    return [head + each + tail for each in hashes]
 
 
 def decode_stream_index_key(key: bytes) -> tuple[bytes, int, int, int]:

@@ -365,8 +365,11 @@ def plain_records(records: Records) -> Sequence[Record]:
 
 _HASH: Final = Layout(">Q")
 
+HASH_BYTES: Final = 8
+"""Of `hash64`, big-endian: as long as a number in a key."""
+
 
 def hash64(raw: bytes) -> int:
     """A stable 64-bit hash for index rows; equal hashes are told apart by looking at the record."""
-    number: int = _HASH.unpack(hashlib.blake2b(raw, digest_size=8).digest())[0]
+    number: int = _HASH.unpack(hashlib.blake2b(raw, digest_size=HASH_BYTES).digest())[0]
     return number

@@ -9,7 +9,7 @@ which 2 are checksums and 3 RocksDB's; 20 us for another one of plain records.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, Protocol
 
 from basaltmq.errors import InvalidArgumentError, ShardNotFoundError
@@ -38,10 +38,11 @@ from basaltmq.log.segment import Segment, SegmentGoneError
 from basaltmq.store import keys
 from basaltmq.store.batch import PUT
 from basaltmq.streams.index import StreamIndex
-from basaltmq.streams.index_plain import PlainRows
+from basaltmq.streams.index_plain import PlainRows, key_hashes
 from basaltmq.streams.index_rows import (
     ENTRY,
     FAMILY,
+    HAS_KEYS,
     NO_FLAGS,
     NO_TAGS,
     NO_WORDS,
@@ -160,7 +161,7 @@ class Replay:
         rows = PlainRows()
         put, shards = rows.ops.append, rows.shards
         times_min_ms, times_max_ms, stored = rows.times_min_ms, rows.times_max_ms, rows.stored_ms
-        frame_key, pack = keys.frame_key, ENTRY.pack
+        frame_key, index_keys, pack = keys.frame_key, keys.stream_index_keys, ENTRY.pack
         end = at
         shift = position - at
         if raw is not self._raw:
@@ -171,11 +172,16 @@ class Replay:
                 fields
             )
             body = begin + HEADER_BYTES
-            if kind != COLUMNAR or flags or raw[body + 4 : body + 6] != ONLY_VALUES or last_delta != records - 1:
+            if kind != COLUMNAR or flags or last_delta != records - 1:
                 break
             state, config = known.get(number) or self._meet(number)
             if state is None or base != state.next_offset or base < state.start_offset:
                 break
+            hashes: Collection[bytes] | None = ()
+            if raw[body + 4 : body + 6] != ONLY_VALUES:
+                hashes = key_hashes(raw, body, length, records, is_wanted=config.index_keys)
+                if hashes is None:
+                    break
             size = HEADER_BYTES + length + (-length & 7)
             # The same rows that `StreamIndex.add` and `flush` make of it; a call for each frame would cost a tenth.
             following = base + records
@@ -183,7 +189,11 @@ class Replay:
             if largest_ms > state.timestamp_max_ms and config.index_times:
                 state.timestamp_max_ms = largest_ms
                 put((PUT, FAMILY, keys.stream_time_key(number, largest_ms, last), b""))
-            row = pack(begin + shift, base, size, records, largest_ms, stored_ms, NO_TAGS, NEVER, NO_FLAGS)
+            has = NO_FLAGS
+            if hashes:
+                has = HAS_KEYS
+                rows.ops += [(PUT, FAMILY, key, b"") for key in index_keys(b"K", number, hashes, last)]
+            row = pack(begin + shift, base, size, records, largest_ms, stored_ms, NO_TAGS, NEVER, has)
             put((PUT, FAMILY, frame_key(number, last), row))
             state.indexed_next = state.next_offset = state.high_watermark = following
             state.frames += 1
