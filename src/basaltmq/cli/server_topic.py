@@ -14,18 +14,16 @@ from typing import Any, BinaryIO, Final
 import click
 import msgspec
 
+from basaltmq.cli import topic_input
 from basaltmq.cli.api_client import ApiClient, path, with_api
 from basaltmq.cli.output import show
-from basaltmq.cli.topic_input import batches, reset_to
-from basaltmq.streams.durability import Durability
+from basaltmq.cli.topic_input import as_json, batches, reset_to
 from basaltmq.streams.record_lines import raw_value, to_line
 
 FOLLOW_S: Final = 0.5
 """Between two looks for more."""
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 vhost_option = click.option("--vhost", default="/", show_default=True)
-durability_option = click.option("--durability", type=click.Choice([each.value for each in Durability]))
 
 
 @click.group()
@@ -35,12 +33,7 @@ def server_topic() -> None:
 
 @server_topic.command()
 @click.argument("name")
-@click.option("--partitions", type=int, default=1, show_default=True)
-@durability_option
-@click.option("--retention-ms", type=int, help="Records older than this go.")
-@click.option("--retention-bytes", type=int, help="Per partition; the oldest go.")
-@click.option("--retention-records", type=int, help="Per partition; the oldest go.")
-@click.option("--compact", is_flag=True, help="Keep the latest record per key.")
+@topic_input.settings
 @vhost_option
 @with_api
 def create(api: ApiClient, name: str, vhost: str, **settings: Any) -> None:
@@ -50,10 +43,8 @@ def create(api: ApiClient, name: str, vhost: str, **settings: Any) -> None:
 
 
 @server_topic.command("list")
-@click.option("--after", help="Begin after this name.")
-@click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True)
+@topic_input.page
 @vhost_option
-@as_json
 @with_api
 def list_topics(api: ApiClient, after: str | None, limit: int, vhost: str, as_json: bool) -> None:
     """List topics of a broker with what they hold."""
@@ -113,11 +104,7 @@ def describe(api: ApiClient, name: str, vhost: str, as_json: bool) -> None:
 
 @server_topic.command()
 @click.argument("name")
-@click.option("--partition", type=int, help="Default: by key, or in turn.")
-@click.option("--key", help="The key of every record that has none of its own.")
-@click.option("--raw", is_flag=True, help="Each line is a value as it is, not JSON.")
-@durability_option
-@click.option("--file", "source", type=click.File("rb"), default="-", help="Read from a file instead of stdin.")
+@topic_input.source
 @vhost_option
 @with_api
 def append(
@@ -147,14 +134,7 @@ def append(
 
 @server_topic.command()
 @click.argument("name")
-@click.option("--partition", type=int, help="One partition; all of them in turn if not given.")
-@click.option("--from", "start", default="earliest", show_default=True, help="An offset, earliest or latest.")
-@click.option("--since-ms", type=int, help="Begin at this time (milliseconds since 1970) instead.")
-@click.option("--limit", type=click.IntRange(min=0), help="Stop after this many records.")
-@click.option("--key", help="Only records of this key.")
-@click.option("--tag", help="Only records with this tag.")
-@click.option("--follow", is_flag=True, help="Go on as records come; stop with Ctrl-C.")
-@click.option("--raw", is_flag=True, help="Print values only, one per line.")
+@topic_input.search
 @vhost_option
 @with_api
 def read(
@@ -204,13 +184,7 @@ def read(
 def _begin(api: ApiClient, where: str, partition: dict[str, Any], start: str, since_ms: int | None) -> int:
     if since_ms is not None:
         return int(api.get(f"{where}/offset", timestamp_ms=since_ms)["offset"])
-    if start == "earliest":
-        return int(partition["start_offset"])
-    if start == "latest":
-        return int(partition["end_offset"])
-    if not start.isdigit():
-        raise click.UsageError(f"--from takes an offset, earliest or latest, not {start!r}")
-    return int(start)
+    return topic_input.begin(start, partition["start_offset"], partition["end_offset"])
 
 
 @server_topic.command()
@@ -228,12 +202,8 @@ def delete(api: ApiClient, name: str, yes: bool, vhost: str) -> None:
 
 
 @server_topic.command()
-@click.argument("group", required=False)
-@click.option("--reset", metavar="TO", help="Move the group: earliest, latest or an offset. Needs --topic.")
-@click.option("--topic", "name", help="The topic to reset the group in.")
-@click.option("--partition", type=int, help="One partition; all if not given.")
+@topic_input.group
 @vhost_option
-@as_json
 @with_api
 def groups(
     api: ApiClient,

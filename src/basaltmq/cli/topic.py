@@ -16,12 +16,12 @@ import click
 import msgspec
 
 import basaltmq
+from basaltmq.cli import topic_input
 from basaltmq.cli.either import either_group
 from basaltmq.cli.output import progress_line, show
 from basaltmq.cli.server_topic import server_topic
-from basaltmq.cli.topic_input import APPEND_RECORDS, batches, reset_to
+from basaltmq.cli.topic_input import APPEND_RECORDS, as_json, batches, reset_to
 from basaltmq.errors import OffsetOutOfRangeError
-from basaltmq.streams.durability import Durability
 from basaltmq.streams.metadata_json import export_metadata, import_metadata
 from basaltmq.streams.migration import Progress
 from basaltmq.streams.record_lines import encode_record
@@ -35,7 +35,6 @@ FOLLOW_WAIT_S: Final = 1.0
 SKIPPED_SHOWN_MAX: Final = 10
 """Topics named one by one when an import leaves them as they are."""
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 engine_choice = click.Choice([each.value for each in Engine])
 
 
@@ -49,13 +48,8 @@ def topic() -> None:
 
 @topic.command()
 @click.argument("name")
-@click.option("--partitions", type=int, default=1, show_default=True)
+@topic_input.settings
 @click.option("--engine", type=engine_choice, default=Engine.SEGMENT.value, show_default=True)
-@click.option("--durability", type=click.Choice([each.value for each in Durability]), help="Default: synced.")
-@click.option("--retention-ms", type=int, help="Records older than this go.")
-@click.option("--retention-bytes", type=int, help="Per partition; the oldest go.")
-@click.option("--retention-records", type=int, help="Per partition; the oldest go.")
-@click.option("--compact", is_flag=True, help="Keep the latest record per key.")
 @click.pass_obj
 def create(data_dir: Path, /, name: str, **settings: Any) -> None:
     """Create a topic."""
@@ -66,9 +60,7 @@ def create(data_dir: Path, /, name: str, **settings: Any) -> None:
 
 
 @topic.command("list")
-@click.option("--after", help="Begin after this name.")
-@click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True)
-@as_json
+@topic_input.page
 @click.pass_obj
 def list_topics(data_dir: Path, after: str | None, limit: int, as_json: bool) -> None:
     """List topics with what they hold."""
@@ -126,11 +118,7 @@ def describe(data_dir: Path, name: str, as_json: bool) -> None:
 
 @topic.command()
 @click.argument("name")
-@click.option("--partition", type=int, help="Default: by key, or in turn.")
-@click.option("--key", help="The key of every record that has none of its own.")
-@click.option("--raw", is_flag=True, help="Each line is a value as it is, not JSON.")
-@click.option("--durability", type=click.Choice([each.value for each in Durability]), help="Default: the topic's.")
-@click.option("--file", "source", type=click.File("rb"), default="-", help="Read from a file instead of stdin.")
+@topic_input.source
 @click.pass_obj
 def append(
     data_dir: Path,
@@ -155,14 +143,7 @@ def append(
 
 @topic.command()
 @click.argument("name")
-@click.option("--partition", type=int, help="One partition; all of them in turn if not given.")
-@click.option("--from", "start", default="earliest", show_default=True, help="An offset, earliest or latest.")
-@click.option("--since-ms", type=int, help="Begin at this time (milliseconds since 1970) instead.")
-@click.option("--limit", type=click.IntRange(min=0), help="Stop after this many records.")
-@click.option("--key", help="Only records of this key.")
-@click.option("--tag", help="Only records with this tag.")
-@click.option("--follow", is_flag=True, help="Go on as records come, also from another process; stop with Ctrl-C.")
-@click.option("--raw", is_flag=True, help="Print values only, one per line.")
+@topic_input.search
 @click.pass_obj
 def read(
     data_dir: Path,
@@ -224,13 +205,7 @@ def _begin(view: StreamView, name: str, partition: int, start: str, since_ms: in
     if since_ms is not None:
         return view.offset_at(name, partition, since_ms)
     info = view.info(name, partition)
-    if start == "earliest":
-        return info.start_offset
-    if start == "latest":
-        return info.high_watermark
-    if not start.isdigit():
-        raise click.UsageError(f"--from takes an offset, earliest or latest, not {start!r}")
-    return int(start)
+    return topic_input.begin(start, info.start_offset, info.high_watermark)
 
 
 @topic.command()
@@ -248,12 +223,8 @@ def delete(data_dir: Path, name: str, yes: bool) -> None:
 
 
 @topic.command()
-@click.argument("group", required=False)
-@click.option("--reset", metavar="TO", help="Move the group: earliest, latest or an offset. Needs --topic.")
-@click.option("--topic", "name", help="The topic to reset the group in.")
-@click.option("--partition", type=int, help="One partition; all if not given.")
+@topic_input.group
 @click.option("--delete", "forget", is_flag=True, help="Forget the group.")
-@as_json
 @click.pass_obj
 def groups(
     data_dir: Path,

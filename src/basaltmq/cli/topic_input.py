@@ -1,14 +1,15 @@
-"""What people type and pipe into `basalt topic`: lines of records, places to move a group to."""
+"""What people type and pipe into `basalt topic`, of a store or of a broker: flags, lines of records, places."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import BinaryIO, Final
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, Final, TypeAlias
 
 import click
 
 from basaltmq.errors import LimitExceededError
 from basaltmq.log.record import Record
+from basaltmq.streams.durability import Durability
 from basaltmq.streams.groups import Reset
 from basaltmq.streams.record_lines import decode_record
 
@@ -18,6 +19,60 @@ APPEND_BYTES: Final = 4 << 20
 
 LINE_BYTES_MAX: Final = 64 << 20
 """A line of input: the largest record there is by default, in base64 or with every byte escaped, and room to spare."""
+
+Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _together(*options: Decorator) -> Decorator:
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+_LEVELS: Final = click.Choice([each.value for each in Durability])
+
+as_json: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+settings: Final = _together(
+    click.option("--partitions", type=int, default=1, show_default=True),
+    click.option("--durability", type=_LEVELS, help="Default: synced."),
+    click.option("--retention-ms", type=int, help="Records older than this go."),
+    click.option("--retention-bytes", type=int, help="Per partition; the oldest go."),
+    click.option("--retention-records", type=int, help="Per partition; the oldest go."),
+    click.option("--compact", is_flag=True, help="Keep the latest record per key."),
+)
+page: Final = _together(
+    click.option("--after", help="Begin after this name."),
+    click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True),
+    as_json,
+)
+source: Final = _together(
+    click.option("--partition", type=int, help="Default: by key, or in turn."),
+    click.option("--key", help="The key of every record that has none of its own."),
+    click.option("--raw", is_flag=True, help="Each line is a value as it is, not JSON."),
+    click.option("--durability", type=_LEVELS, help="Default: the topic's."),
+    click.option("--file", "source", type=click.File("rb"), default="-", help="Read from a file instead of stdin."),
+)
+search: Final = _together(
+    click.option("--partition", type=int, help="One partition; all of them in turn if not given."),
+    click.option("--from", "start", default="earliest", show_default=True, help="An offset, earliest or latest."),
+    click.option("--since-ms", type=int, help="Begin at this time (milliseconds since 1970) instead."),
+    click.option("--limit", type=click.IntRange(min=0), help="Stop after this many records."),
+    click.option("--key", help="Only records of this key."),
+    click.option("--tag", help="Only records with this tag."),
+    click.option("--follow", is_flag=True, help="Go on as records come, from anybody; stop with Ctrl-C."),
+    click.option("--raw", is_flag=True, help="Print values only, one per line."),
+)
+group: Final = _together(
+    click.argument("group", required=False),
+    click.option("--reset", metavar="TO", help="Move the group: earliest, latest or an offset. Needs --topic."),
+    click.option("--topic", "name", help="The topic to reset the group in."),
+    click.option("--partition", type=int, help="One partition; all if not given."),
+    as_json,
+)
 
 
 def batches(source: BinaryIO, raw: bool, key: str | None) -> Iterator[list[Record]]:
@@ -43,6 +98,17 @@ def _lines(source: BinaryIO) -> Iterator[tuple[int, bytes]]:
         stripped = line.rstrip(b"\r\n")
         if stripped:
             yield number, stripped
+
+
+def begin(start: str, first: int, end: int) -> int:
+    """The offset that `--from` means in a partition."""
+    if start == "earliest":
+        return first
+    if start == "latest":
+        return end
+    if not start.isdigit():
+        raise click.UsageError(f"--from takes an offset, earliest or latest, not {start!r}")
+    return int(start)
 
 
 def reset_to(text: str) -> Reset | int:
