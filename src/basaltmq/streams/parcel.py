@@ -18,9 +18,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.ipc
 
-from basaltmq.errors import InvalidArgumentError
+from basaltmq.errors import InvalidArgumentError, LimitExceededError
 from basaltmq.log.arrow import from_arrow
 from basaltmq.log.record import UNSTAMPED
+from basaltmq.streams.adapter import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
+from basaltmq.streams.arrow_file import is_compressed
 from basaltmq.streams.stage import SCHEMA, Chunk
 
 CHUNKS: Final = b"basalt.chunks"
@@ -56,16 +58,27 @@ class Parcel:
                 raise InvalidArgumentError(f"chunk {index} of the part cannot be read: {error}") from None
             if batch.num_rows != chunk.records:
                 raise InvalidArgumentError(f"chunk {index} has {batch.num_rows} records, not {chunk.records} as said")
-            from_arrow(batch, UNSTAMPED).check_sizes(record_bytes_max(chunk.topic))
+            columns = from_arrow(batch, UNSTAMPED)
+            columns.check_sizes(record_bytes_max(chunk.topic))
+            # What no append would take could never be imported, and would stand in the way of what could.
+            if columns.count > BATCH_RECORDS_MAX or len(columns.body) > BATCH_BYTES_MAX:
+                raise LimitExceededError(
+                    f"chunk {index} has {columns.count} records and {len(columns.body)} bytes, over the limit of "
+                    f"{BATCH_RECORDS_MAX} and {BATCH_BYTES_MAX} of one append; make more chunks of it"
+                )
 
 
 def open_parcel(path: Path) -> Parcel:
     """A parcel, its outside checked."""
     try:
-        file = pa.ipc.open_file(pa.memory_map(str(path)))
+        mapped = pa.memory_map(str(path))
+        file = pa.ipc.open_file(mapped)
         schema, batches = file.schema, file.num_record_batches
-    except (pa.ArrowException, OSError) as error:
+        compressed = is_compressed(memoryview(mapped.read_buffer(mapped.size())))
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise InvalidArgumentError(f"the part is not an Arrow IPC file: {error}") from None
+    if compressed:
+        raise InvalidArgumentError("a part is not compressed: how large it would become cannot be told; send it plain")
     if not schema.equals(SCHEMA):
         raise InvalidArgumentError(f"a part has the columns {', '.join(SCHEMA.names)}, not {', '.join(schema.names)}")
     try:
