@@ -12,8 +12,8 @@ shard with records of a transaction that no row knows of (a backup whose log is 
 Which records are visible follows from the markers in the log alone (see `streams.index_outcomes`).
 
 A producer is fenced by its epoch: each `initialize` of a transactional id raises it and aborts what was open, as does a
-transaction that takes longer than it said it would. One thing at a time is done to a transaction; whoever comes in
-between is told to try again. A step that has begun goes on though its client leaves.
+transaction that takes longer than it said it would. One thing at a time is done to a transaction: additions wait for
+each other, whoever else comes in between is told to try again. A step that has begun goes on though its client leaves.
 
 Only transactions that are open or not finished are in memory; of others there is the row, forgotten after a week.
 """
@@ -76,11 +76,13 @@ Place = tuple[str, UUID, int]
 class _Live:
     """A transaction that is open, or being worked at."""
 
-    __slots__ = ("is_busy", "offsets", "row", "timer")
+    __slots__ = ("adding", "is_busy", "offsets", "row", "timer")
 
     def __init__(self, row: Transaction) -> None:
         self.row = row
         self.is_busy = False
+        self.adding: asyncio.Task[Any] | None = None
+        """What it is busy with, if that is no more than something added to it."""
         self.offsets: dict[Place, Commit] = {}
         """What its groups commit with it."""
         self.timer: asyncio.TimerHandle | None = None
@@ -207,11 +209,11 @@ class Transactions:
         groups: frozenset[str] = frozenset(),
     ) -> None:
         """What is added is part of the transaction, which begins with the first of it. Durable on return."""
-        live = self._checked(transactional_id, producer_id, epoch)
+        live = await self._after_others(transactional_id, producer_id, epoch)
         row = live.row
         if row.state is State.ONGOING and shards <= row.shards and groups <= row.groups and not live.is_busy:
             return
-        await self._alone(live, lambda: self._add(live, shards, groups))
+        await self._alone(live, lambda: self._add(live, shards, groups), is_adding=True)
 
     async def _add(self, live: _Live, shards: frozenset[int], groups: frozenset[str]) -> None:
         row, now_ms = live.row, self._clock_ms()
@@ -234,10 +236,10 @@ class Transactions:
         self, transactional_id: str, producer_id: int, epoch: int, group: str, commits: Mapping[TopicPartition, Commit]
     ) -> None:
         """Have a group commit offsets if the transaction does. Durable on return."""
-        live = self._checked(transactional_id, producer_id, epoch)
+        live = await self._after_others(transactional_id, producer_id, epoch)
         if live.row.state is not State.ONGOING or group not in live.row.groups:
             raise Refused(e.INVALID_TXN_STATE, f"group {group!r} was not added to an open transaction")
-        await self._alone(live, lambda: self._commit_offsets(live, group, commits))
+        await self._alone(live, lambda: self._commit_offsets(live, group, commits), is_adding=True)
 
     async def _commit_offsets(self, live: _Live, group: str, commits: Mapping[TopicPartition, Commit]) -> None:
         places = {(group, topic_id, partition): commit for (topic_id, partition), commit in commits.items()}
@@ -418,13 +420,27 @@ class Transactions:
             # Taken note of, though the client that waited for it may be gone.
             task.exception()
 
-    async def _alone(self, live: _Live, step: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def _after_others(self, transactional_id: str, producer_id: int, epoch: int) -> _Live:
+        """The producer's transaction, when what is being added to it is.
+
+        Clients add partitions and offsets over two connections at once; told to try again, they do so after 20 ms.
+        """
+        live = self._checked(transactional_id, producer_id, epoch)
+        while live.adding is not None:
+            await asyncio.wait((live.adding,))
+            live = self._checked(transactional_id, producer_id, epoch)
+        return live
+
+    async def _alone(self, live: _Live, step: Callable[[], Coroutine[Any, Any, T]], *, is_adding: bool = False) -> T:
         """Do something to a transaction that nothing else is being done to, to its end."""
         if live.is_busy:
             raise Refused(e.CONCURRENT_TRANSACTIONS, f"transaction {live.row.id!r} is being worked at; try again")
         live.is_busy = True
         self._live[live.row.id] = live
-        return await asyncio.shield(self._spawn(self._worked(live, step)))
+        task = self._spawn(self._worked(live, step))
+        if is_adding:
+            live.adding = task
+        return await asyncio.shield(task)
 
     async def _worked(self, live: _Live, step: Callable[[], Coroutine[Any, Any, T]]) -> T:
         try:
@@ -437,6 +453,7 @@ class Transactions:
             raise
         finally:
             live.is_busy = False
+            live.adding = None
             self._settle(live)
 
     def _settle(self, live: _Live) -> None:

@@ -228,6 +228,41 @@ def test_states_answer_as_kafka_does(world: World) -> None:
     asyncio.run(run())
 
 
+def test_additions_wait_for_each_other_and_a_decision_is_not_waited_for(world: World) -> None:
+    shard, other = world.topic("t"), world.topic("u")
+    source = world.desk.topic("t")
+
+    async def run() -> None:
+        transactions = world.transactions
+        pid, epoch = await transactions.initialize("id", TIMEOUT_MS)
+        await transactions.add("id", pid, epoch, groups=frozenset("g"))
+        await asyncio.gather(
+            transactions.commit_offsets("id", pid, epoch, "g", {(source.id, 0): Commit(5)}),
+            transactions.add("id", pid, epoch, shards=frozenset((shard,))),
+            transactions.commit_offsets("id", pid, epoch, "g", {(source.id, 0): Commit(6)}),
+            transactions.add("id", pid, epoch, shards=frozenset((other,)), groups=frozenset("h")),
+        )
+        row = transactions.get("id")
+        assert row is not None
+        assert (row.shards, row.groups) == (frozenset((shard, other)), frozenset("gh"))
+        late = [
+            asyncio.create_task(transactions.add("id", pid, epoch, groups=frozenset("i"))),
+            asyncio.create_task(transactions.add("id", pid, epoch, groups=frozenset("j"))),
+        ]
+        await asyncio.sleep(0)
+        assert await refused(transactions.end("id", pid, epoch, True)) == e.CONCURRENT_TRANSACTIONS
+        assert await refused(transactions.initialize("id", TIMEOUT_MS)) == e.CONCURRENT_TRANSACTIONS
+        await asyncio.gather(*late)
+        ending = asyncio.create_task(transactions.end("id", pid, epoch, True))
+        await asyncio.sleep(0)
+        assert await refused(transactions.add("id", pid, epoch, groups=frozenset("g"))) == e.CONCURRENT_TRANSACTIONS
+        await ending
+        committed = world.desk.plane.offsets.of_group("g")
+        assert {at: commit.offset for at, commit in committed.items()} == {(source.id, 0): 6}
+
+    asyncio.run(run())
+
+
 def test_the_last_stable_offset_and_the_aborted_are_told_to_who_reads_the_committed(world: World) -> None:
     shard = world.topic("t")
 
