@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.interop.kafka.client_modules import confluent_kafka
@@ -16,8 +15,6 @@ from basaltmq.protocols.kafka import api as k
 from basaltmq.protocols.kafka import errors as e
 
 WAIT_S = 60.0
-KILLS = 3
-EACH = 1500
 
 
 def free_port() -> int:
@@ -29,47 +26,6 @@ def free_port() -> int:
 
 def flags(port: int) -> tuple[str, ...]:
     return ("--kafka-enabled=true", f"--kafka-port={port}", "--fila-enabled=false")
-
-
-@pytest.mark.promise("P1")
-def test_an_idempotent_producer_goes_on_over_kills_without_loss_or_doubles(tmp_path: Path) -> None:
-    port = free_port()
-    with running(tmp_path / "data", *flags(port)) as broker:
-        failed: list[Any] = []
-        settings = {"bootstrap.servers": f"127.0.0.1:{port}", "enable.idempotence": True, "linger.ms": 1}
-        producer = confluent_kafka.Producer({**settings, "log_level": 0, "reconnect.backoff.max.ms": 200})
-        acknowledged = 0
-
-        def told(error: Any, _: Any) -> None:
-            nonlocal acknowledged
-            acknowledged += error is None
-            failed.extend([error] if error else [])
-
-        sent = 0
-        for _ in range(KILLS):
-            for _ in range(EACH):
-                producer.produce("once", b"%d" % sent, on_delivery=told)
-                sent += 1
-                if sent % 50 == 0:
-                    producer.poll(0.001)
-            until = time.monotonic() + WAIT_S
-            while acknowledged < sent - EACH // 2 and time.monotonic() < until:
-                producer.poll(0.01)
-            broker.kill()
-            broker.start()
-        assert producer.flush(WAIT_S) == 0
-        assert not failed
-        consumer = confluent_kafka.Consumer(
-            {"bootstrap.servers": f"127.0.0.1:{port}", "group.id": "once", "auto.offset.reset": "earliest"}
-        )
-        consumer.assign([confluent_kafka.TopicPartition("once", 0, 0)])
-        found: list[bytes] = []
-        until = time.monotonic() + WAIT_S
-        while len(found) < sent and time.monotonic() < until:
-            found += [message.value() for message in consumer.consume(500, 0.5)]
-        found += [message.value() for message in consumer.consume(1, 0.5)]
-        consumer.close()
-        assert found == [b"%d" % number for number in range(sent)]
 
 
 @pytest.mark.promise("P1")
