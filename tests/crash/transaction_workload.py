@@ -1,0 +1,164 @@
+"""What a child does in transactions until it is killed, told to the parent as it goes; and what must hold after.
+
+Producers write to the partitions of two topics and commit an offset of a group of their own, in one transaction at a
+time; most of them are committed, some aborted, some left open. Lines to the parent:
+
+    begun             a child began
+    seen when t v     what topic t shows of committed records: `first` after open, `then` when every producer came
+                      back, which aborts what was open; then `offset p n`, where the group of p stands, and `opened`
+    ? p n t:v ...     records of transaction n of producer p are on their way
+    commit p n        the decision is being asked for; `committed p n`: it was confirmed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+from tests.crash.harness import Emit
+from tests.unit.log.strategies import transactional
+from tests.unit.protocols.kafka.test_kafka_transactions import TIMEOUT_MS, World
+
+from basaltmq.protocols.kafka.configs import topic_config
+from basaltmq.streams.durability import Durability
+from basaltmq.streams.offsets import Commit
+
+TOPICS = ("t", "u")
+PRODUCERS = ("a", "b", "c")
+FIRST, THEN = "first", "then"
+
+
+def run(emit: Emit, path: str, seed: int) -> None:
+    """Open, dump, then work until killed."""
+
+    async def whole() -> None:
+        world = await _opened(emit, path)
+        await asyncio.gather(*(_produce(emit, world, each, f"{seed}.{each}") for each in PRODUCERS))
+
+    asyncio.run(whole())
+
+
+def check(emit: Emit, path: str) -> None:
+    """Open, dump and close in peace."""
+
+    async def whole() -> None:
+        (await _opened(emit, path)).close()
+
+    asyncio.run(whole())
+
+
+async def _opened(emit: Emit, path: str) -> World:
+    emit("begun")
+    world = World(Path(path))
+    for name in TOPICS:
+        if world.desk.plane.topics.find(name) is None:
+            world.desk.plane.topics.create(name, topic_config((), 1, Durability.SYNCED))
+    _dump(emit, world, FIRST)
+    for each in PRODUCERS:
+        await world.transactions.initialize(each, TIMEOUT_MS)
+    _dump(emit, world, THEN)
+    for each in PRODUCERS:
+        for commit in world.desk.plane.offsets.of_group(each).values():
+            emit(f"offset {each} {commit.offset}")
+    emit("opened")
+    return world
+
+
+def _dump(emit: Emit, world: World, when: str) -> None:
+    for name in TOPICS:
+        engine, shard = world.desk.engine(world.desk.topic(name), 0)
+        at = 0
+        while (batch := engine.read_by_offset(shard, at)).next_offset > at:
+            for record in batch.records():
+                emit(f"seen {when} {name} {record.value.decode()}")
+            at = batch.next_offset
+
+
+async def _produce(emit: Emit, world: World, producer: str, seed: str) -> None:
+    rng = random.Random(seed)
+    pid, epoch = await world.transactions.initialize(producer, TIMEOUT_MS)
+    sequences = dict.fromkeys(TOPICS, 0)
+    numbers = [each.offset for each in world.desk.plane.offsets.of_group(producer).values()]
+    source = world.desk.topic(TOPICS[0]).id
+    number = max(numbers, default=0) + rng.randrange(1000)
+    while True:
+        number += 1
+        used = rng.sample(TOPICS, rng.randint(1, len(TOPICS)))
+        values = {name: [f"{seed}.{number}.{at}" for at in range(rng.randint(1, 3))] for name in used}
+        shards = frozenset(world.desk.topic(name).shards[0] for name in used)
+        emit(" ".join(["?", producer, str(number), *(f"{name}:{each}" for name in used for each in values[name])]))
+        await world.transactions.add(producer, pid, epoch, shards=shards, groups=frozenset((producer,)))
+        for name, each in values.items():
+            raw = transactional(pid, sequences[name], *(value.encode() for value in each), epoch=epoch)
+            assert await world.produce(name, producer, raw) == 0
+            sequences[name] += len(each)
+        await world.transactions.commit_offsets(producer, pid, epoch, producer, {(source, 0): Commit(number)})
+        fate = rng.random()
+        if fate < 0.2:
+            await world.transactions.end(producer, pid, epoch, False)
+        elif fate < 0.3:
+            # As a client does that was away: what it left open is aborted, and an epoch begins.
+            pid, epoch = await world.transactions.initialize(producer, TIMEOUT_MS)
+            sequences = dict.fromkeys(TOPICS, 0)
+        else:
+            emit(f"commit {producer} {number}")
+            await world.transactions.end(producer, pid, epoch, True)
+            emit(f"committed {producer} {number}")
+
+
+class TransactionExpectation:
+    """What was said, and whether what is seen fits."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+        self._labels: dict[tuple[str, int], list[str]] = {}
+        self._asked: set[tuple[str, int]] = set()
+        self.committed: list[tuple[str, int]] = []
+        """In the order of each producer."""
+        self._seen: dict[str, list[str]] = {FIRST: [], THEN: []}
+        self._offsets: dict[str, int] = {}
+
+    def hear(self, line: str) -> None:
+        kind, *rest = line.split(" ")
+        if kind == "begun":
+            # The one before may have died in the middle of its dump.
+            self._seen = {FIRST: [], THEN: []}
+            self._offsets = {}
+        elif kind == "seen":
+            self._seen[rest[0]].append(f"{rest[1]}:{rest[2]}")
+        elif kind == "offset":
+            self._offsets[rest[0]] = int(rest[1])
+        elif kind == "?":
+            self._labels[rest[0], int(rest[1])] = rest[2:]
+        elif kind == "commit":
+            self._asked.add((rest[0], int(rest[1])))
+        elif kind == "committed":
+            self._asked.discard((rest[0], int(rest[1])))
+            self.committed.append((rest[0], int(rest[1])))
+        else:
+            assert kind == "opened", line
+            self._check()
+            self.opened += 1
+
+    def _check(self) -> None:
+        then = self._seen[THEN]
+        for key in sorted(self._asked):
+            labels = self._labels[key]
+            shown = [each for each in labels if each in then]
+            assert shown in ([], labels), f"transaction {key} is there by half: {shown} of {labels}"
+            if shown:
+                self.committed.append(key)
+        self._asked.clear()
+        allowed = {label for key in self.committed for label in self._labels[key]}
+        assert set(self._seen[FIRST]) <= allowed, "what was never committed is seen"
+        assert set(then) <= allowed, "what was never committed is seen"
+        for producer in PRODUCERS:
+            mine = [key for key in self.committed if key[0] == producer]
+            for topic in TOPICS:
+                wanted = [label for key in mine for label in self._labels[key] if label.startswith(f"{topic}:")]
+                found = [label for label in then if label.startswith(f"{topic}:") and f".{producer}." in label]
+                assert found == wanted, f"producer {producer} in {topic}"
+            last = {producer: mine[-1][1]} if mine else {}
+            assert self._offsets.items() >= last.items(), (self._offsets, last)
+            assert mine or producer not in self._offsets
