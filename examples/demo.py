@@ -19,10 +19,11 @@ from basaltmq.pipeline.audit import AuditJob, audit
 from basaltmq.pipeline.compact import CompactJob, compact
 from basaltmq.pipeline.findings import exit_code
 from basaltmq.pipeline.lag import lag
+from basaltmq.pipeline.lag_page import lag_page
 from basaltmq.pipeline.latency import latency
 from basaltmq.pipeline.replay import ReplayJob, replay
 from basaltmq.pipeline.reports import audit_page, latency_page
-from basaltmq.pipeline.session import check_environment, spark_session
+from basaltmq.pipeline.session import check_environment, quiet_session
 
 MARK = ".basalt-demo"
 
@@ -49,10 +50,12 @@ def run(root: Path) -> int:
     say(f"{orders.consume(data):,} of them read by the group `billing`", began_s)
     orders.work(data)
     say("2,000 jobs of 3 tenants worked on, their events told to `__events`", began_s)
-    for each in lag(str(data)).groups:
+    behind = lag(str(data))
+    for each in behind.groups:
         say(f"  {each.group} is {each.lag:,} behind on {each.topic}[{each.partition}]", began_s)
+    (root / "lag.html").write_text(lag_page(behind))
 
-    spark = spark_session("basalt-demo", conf={"spark.sql.shuffle.partitions": "4", "spark.driver.memory": "1g"})
+    spark = quiet_session("basalt-demo", conf={"spark.sql.shuffle.partitions": "4", "spark.driver.memory": "1g"})
     try:
         source = {"path": str(data), "subscribe": "orders"}
         done = archive(spark, ArchiveJob(source=source, target=str(target), offsets_max=10_000))
@@ -81,6 +84,7 @@ def run(root: Path) -> int:
     print("\nOpen:")
     print(f"  {root / 'audit.html'}      does everything fit together?")
     print(f"  {root / 'latency.html'}    how long did jobs take?")
+    print(f"  {root / 'lag.html'}        who is how far behind?")
     print(f"  {target}           the archive: Parquet by topic and day, manifests beside it")
     return code
 

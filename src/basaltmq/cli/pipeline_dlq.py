@@ -11,7 +11,6 @@ from basaltmq.cli import pipeline_flags as flag
 from basaltmq.cli.output import progress_line, show
 from basaltmq.cli.pipeline_flags import on_spark, print_json, result_of
 from basaltmq.errors import InvalidArgumentError
-from basaltmq.pipeline.vantage import require_path
 
 FINDINGS = 2
 
@@ -74,13 +73,14 @@ def redrive(
 
     Exit code 2 if some that were wanted are still there: leased, delayed, or the queue they came from is gone.
     """
-    path = require_path(place, "dlq redrive")
+    broker = place if "server" in place else {}
     with on_spark("basalt-dlq") as spark:
         from basaltmq.pipeline.dlq import RedriveJob
         from basaltmq.pipeline.dlq import redrive as run
 
         job = RedriveJob(
-            path=path,
+            path=place.get("path", ""),
+            broker=broker,
             vhost=place["vhost"],
             queue=queue,
             to=to,

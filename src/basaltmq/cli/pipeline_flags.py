@@ -5,10 +5,8 @@ Exit codes: 0 done, 1 it could not be done, 2 something does not fit, 3 records 
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +21,7 @@ from basaltmq import errors
 from basaltmq.cli.output import CommandError, progress_line, show
 from basaltmq.errors import BasaltError, DataLossError, InvalidArgumentError, RemoteError
 from basaltmq.pipeline.findings import Finding, exit_code
-from basaltmq.pipeline.session import check_environment, spark_session
+from basaltmq.pipeline.session import check_environment, quiet_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,8 +36,6 @@ SKIP_OPTION: Final = "failOnDataLoss=false"
 LOOK_INTERVAL_S: Final = 0.5
 """Between two looks at how far Spark is."""
 
-STDERR: Final = 2
-_WHY: Final = re.compile(r"error|exception", re.IGNORECASE)
 _OURS: Final = re.compile(r"basaltmq\.errors\.(\w+): (.+)")
 
 Flag = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -136,7 +132,7 @@ def on_spark(name: str, what: str | None = None) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     was_running = SparkSession.getActiveSession() is not None
-    spark = spark_session(name) if was_running else _started(name)
+    spark = quiet_session(name)
     try:
         with watching(spark, what):
             yield spark
@@ -147,26 +143,6 @@ def on_spark(name: str, what: str | None = None) -> Iterator[SparkSession]:
     finally:
         if not was_running:
             spark.stop()
-
-
-def _started(name: str) -> SparkSession:
-    """A session; what Java says about itself on the way is shown only if there is none in the end."""
-    sys.stderr.flush()
-    kept = os.dup(STDERR)
-    with tempfile.TemporaryFile() as said:
-        os.dup2(said.fileno(), STDERR)
-        try:
-            return spark_session(name)
-        except Exception as error:
-            if isinstance(error, BasaltError):
-                raise
-            said.seek(0)
-            lines = [line.strip() for line in said.read().decode(errors="replace").splitlines() if line.strip()]
-            why = next((line for line in lines if _WHY.search(line)), lines[-1] if lines else str(error))
-            raise click.ClickException(f"Spark did not start: {why[:TOLD_MAX]}") from error
-        finally:
-            os.dup2(kept, STDERR)
-            os.close(kept)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ through an exchange has its history in its envelope: its reason is told as unkno
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any, Final
 from uuid import uuid4
@@ -25,10 +25,12 @@ import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
-from basaltmq.errors import CorruptionError, InvalidArgumentError
+from basaltmq.errors import CorruptionError, InvalidArgumentError, StoreLockedError
 from basaltmq.pipeline.files import Files
 from basaltmq.pipeline.place import DEFAULT_VHOST, store_path
-from basaltmq.queues.browse import browse
+from basaltmq.pipeline.remote import RemoteView
+from basaltmq.pipeline.vantage import through_broker
+from basaltmq.queues.browse import ALL_NS, browse
 from basaltmq.queues.config import decode_config
 from basaltmq.queues.dead_letters import FIRST_QUEUE, HISTORY, LAST_ERROR
 from basaltmq.queues.message import Message
@@ -38,12 +40,16 @@ from basaltmq.store.api import Reader
 from basaltmq.store.commit import GroupCommit
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_store, open_view
+from basaltmq.store.rocks import RocksStore
 
 STAMP: Final = "x-redrive-run"
 """The header that names the run a message was redriven by."""
 
 IDS_MAX: Final = 5_000_000
 """Messages of one run: their ids are in the driver's memory, 100 bytes each."""
+
+IDS_AT_ONCE: Final = 10_000
+"""Of messages that a broker is asked to move: it looks through the queue once for so many."""
 
 SHOWN_MAX: Final = 50
 """Causes and fairness keys told of."""
@@ -205,7 +211,10 @@ def _report(result: DlqReport, queue: str, messages: DataFrame) -> None:
 class RedriveJob(msgspec.Struct, frozen=True, kw_only=True):
     """What goes back, and how."""
 
-    path: str
+    path: str = ""
+    """The store, which nobody else may have open for writing; or"""
+    broker: dict[str, str] = {}
+    """options of the basalt source that say which broker has it."""
     vhost: str = DEFAULT_VHOST
     queue: str
     to: str | None = None
@@ -245,7 +254,7 @@ class Redriven(msgspec.Struct, frozen=True):
 def redrive(spark: SparkSession, job: RedriveJob, on_progress: Callable[[int, int], None] | None = None) -> Redriven:
     """Run the job, or go on with it. Messages get no attempts and a header that names the run."""
     began_s = time.monotonic()
-    place = {"path": job.path, "vhost": job.vhost}
+    place = job.broker or {"path": job.path, "vhost": job.vhost}
     if job.dry_run:
         dead, wanted = _counts(dead_letters(spark, place, job.queue), job.where)
         return Redriven("", None, dead, wanted, 0, wanted, time.monotonic() - began_s)
@@ -260,7 +269,8 @@ def redrive(spark: SparkSession, job: RedriveJob, on_progress: Callable[[int, in
         raise InvalidArgumentError(f"{wanted} messages are over the {IDS_MAX} of one run; narrow it with a condition")
     chosen = kept if plan.where is None else kept.where(plan.where)
     ids = {bytes(row["messageId"]) for row in chosen.select("messageId").toLocalIterator()}
-    moved, left = _move(job, plan, ids, on_progress)
+    move = _move_there if job.broker else _move
+    moved, left = move(job, plan, ids, on_progress)
     return Redriven(plan.run, snapshot, dead, wanted, moved, left, time.monotonic() - began_s)
 
 
@@ -301,13 +311,49 @@ def _move(
             on_progress(seen, len(ids))
         return is_one
 
-    with closing(open_store(store_path(job.path, job.vhost), create=False)) as store:
+    with closing(_opened(job)) as store:
         with closing(GroupCommit(store)) as commit, QueuePlane(store, commit) as plane:
             moved = plane.redrive(
                 plan.queue, to=plan.to, wanted=is_wanted, rate_per_s=job.rate_per_s, stamp={STAMP: plan.run}
             )
         store.sync()
         return moved, _left(store, plan, ids)
+
+
+def _opened(job: RedriveJob) -> RocksStore:
+    try:
+        return open_store(store_path(job.path, job.vhost), create=False)
+    except StoreLockedError as error:
+        raise StoreLockedError(
+            f"{error}. A redrive moves messages: do it through the broker that has them, with --server "
+            "http://host:15672, or when nobody has the store open for writing; the checkpoint stays as it is"
+        ) from None
+
+
+def _move_there(
+    job: RedriveJob, plan: RedrivePlan, ids: set[bytes], on_progress: Callable[[int, int], None] | None
+) -> tuple[int, int]:
+    """As `_move`, by the broker that has the queue."""
+    remote = through_broker(job.broker)
+    ordered = sorted(ids)
+    stamp = {STAMP: plan.run}
+    moved = begin_ns = 0
+    for at in range(0, len(ordered), IDS_AT_ONCE):
+        some = ordered[at : at + IDS_AT_ONCE]
+        went, begin_ns = remote.redrive(
+            plan.queue, some, to=plan.to, stamp=stamp, rate_per_s=job.rate_per_s, begin_ns=begin_ns, before=moved
+        )
+        moved += went
+        if on_progress is not None:
+            on_progress(at + len(some), len(ordered))
+    return moved, sum(_left_there(remote, plan, ids))
+
+
+def _left_there(remote: RemoteView, plan: RedrivePlan, ids: set[bytes]) -> Iterator[int]:
+    for batch in remote.messages(plan.queue, 0, ALL_NS):
+        for message_id, headers in zip(batch.column("messageId"), batch.column("headers"), strict=True):
+            stamps = [each["value"] for each in headers.as_py() or () if each["key"] == STAMP]
+            yield message_id.as_py() in ids and stamps != [plan.run.encode()]
 
 
 def _left(store: Reader, plan: RedrivePlan, ids: set[bytes]) -> int:

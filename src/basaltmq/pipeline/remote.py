@@ -111,6 +111,32 @@ class RemoteView:
                 if not patience.wait():
                     raise self._http.unreachable(error) from None
 
+    def redrive(
+        self,
+        queue: str,
+        ids: Sequence[bytes],
+        *,
+        to: str | None,
+        stamp: Mapping[str, str],
+        rate_per_s: float | None = None,
+        begin_ns: int = 0,
+        before: int = 0,
+    ) -> tuple[int, int]:
+        """Return dead letters; how many went, and when the first one is ready, for the next call of the same redrive.
+
+        A call whose answer was lost is made again, and tells of those that went by then only.
+        """
+        body = {
+            "ids": [each.hex() for each in ids],
+            "to": to,
+            "stamp": dict(stamp),
+            "rate_per_s": rate_per_s,
+            "begin_ns": begin_ns,
+            "before": before,
+        }
+        told = self._http.call("POST", path("queues", self.login.vhost, queue, "redrive"), body)
+        return int(told["moved"]), int(told["begin_ns"])
+
     def groups(self) -> Iterator[str]:
         """Every group that has committed something."""
         after: str | None = None

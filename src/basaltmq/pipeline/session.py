@@ -13,11 +13,12 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from basaltmq.errors import EnvironmentMissingError
+from basaltmq.errors import BasaltError, EnvironmentMissingError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,6 +29,12 @@ PYARROW_MIN: Final = (18, 0)
 """What PySpark 4.x itself asks for."""
 
 JAVA_WAIT_S: Final = 30.0
+
+STDERR: Final = 2
+TOLD_MAX: Final = 600
+"""Characters of what Java said that are shown."""
+
+_WHY: Final = re.compile(r"error|exception", re.IGNORECASE)
 
 QUERY_LOGGER: Final = "SQLQueryContextLogger"
 """PySpark's own, which prints every error of a query as JSON before it raises it."""
@@ -58,6 +65,29 @@ def spark_session(name: str, *, master: str | None = None, conf: dict[str, str] 
     for key, value in (settings | (conf or {})).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def quiet_session(name: str, conf: dict[str, str] | None = None) -> SparkSession:
+    """As `spark_session`, for a program whose words are for people: what Java says on the way is not shown.
+
+    EnvironmentMissingError, with what Java said last, if there is no session in the end.
+    """
+    sys.stderr.flush()
+    kept = os.dup(STDERR)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), STDERR)
+        try:
+            return spark_session(name, conf=conf)
+        except BasaltError:
+            raise
+        except Exception as error:
+            said.seek(0)
+            lines = [line.strip() for line in said.read().decode(errors="replace").splitlines() if line.strip()]
+            why = next((line for line in lines if _WHY.search(line)), lines[-1] if lines else str(error))
+            raise EnvironmentMissingError(f"Spark did not start: {why[:TOLD_MAX]}") from error
+        finally:
+            os.dup2(kept, STDERR)
+            os.close(kept)
 
 
 def check_environment() -> None:

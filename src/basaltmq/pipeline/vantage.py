@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from basaltmq.errors import InvalidArgumentError
 from basaltmq.pipeline.place import DEFAULT_VHOST, store_path
@@ -18,6 +18,9 @@ from basaltmq.streams.adapter import ShardInfo
 from basaltmq.streams.groups import PartitionLag
 from basaltmq.streams.topics import Topic
 from basaltmq.streams.view import StreamView
+
+if TYPE_CHECKING:
+    from basaltmq.pipeline.remote import RemoteView
 
 PASSWORD = "BASALT_PASSWORD"  # noqa: S105 the name of a variable
 
@@ -43,17 +46,22 @@ class Topics(Protocol):
 @contextmanager
 def looking(source: Mapping[str, str]) -> Iterator[Topics]:
     """Topics and groups of the store that options of the source mean."""
-    vhost = source.get("vhost", DEFAULT_VHOST)
     if "server" in source:
-        from basaltmq.pipeline.remote import RemoteView
-        from basaltmq.pipeline.remote_http import USER, Login, check_server
-
-        password = source.get("password") or os.environ.get(PASSWORD) or USER
-        authority = Path(source["ca"]).read_text() if "ca" in source else ""
-        yield RemoteView(Login(check_server(source["server"]), source.get("user", USER), password, vhost, authority))
+        yield through_broker(source)
         return
-    with StreamView.open(store_path(source["path"], vhost)) as view:
+    with StreamView.open(store_path(source["path"], source.get("vhost", DEFAULT_VHOST))) as view:
         yield view
+
+
+def through_broker(source: Mapping[str, str]) -> RemoteView:
+    """The broker that options of the source mean."""
+    from basaltmq.pipeline.remote import RemoteView
+    from basaltmq.pipeline.remote_http import USER, Login, check_server
+
+    password = source.get("password") or os.environ.get(PASSWORD) or USER
+    authority = Path(source["ca"]).read_text() if "ca" in source else ""
+    vhost = source.get("vhost", DEFAULT_VHOST)
+    return RemoteView(Login(check_server(source["server"]), source.get("user", USER), password, vhost, authority))
 
 
 def offsets_of(view: Topics, names: list[str]) -> dict[tuple[str, int], tuple[int, int]]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from basaltmq.errors import InvalidArgumentError
@@ -92,16 +93,33 @@ class LongOperations:
         """Return dead letters to the queues they came from (or `to`), at most so many a second, with more headers."""
         if rate_per_s is not None and rate_per_s <= 0:
             raise InvalidArgumentError(f"a rate is more than 0 per second, not {rate_per_s}")
-
-        def target_of(message: Message) -> Queue | None:
-            goal = to or origin_of(message)
-            return None if goal is None or self._loaded.config(goal) is None else self._loaded.require(goal)
-
         with self._changes.lock:
             self._changes.require_alone("redrive")
             if to is not None:
                 self._loaded.require(to)
-        return self._move(name, target_of, count, wanted, rate_per_s, stamp)
+        return self._move(name, partial(self._goal, to), count, wanted, rate_per_s, stamp)
+
+    def redrive_page(
+        self,
+        name: str,
+        after: bytes,
+        to: str | None,
+        wanted: Wanted,
+        due_ns: DueNs | None,
+        stamp: Mapping[str, str] | None,
+    ) -> Page:
+        """Look at a page of dead letters behind a key and return those that are wanted; where to go on."""
+        with self._changes.lock:
+            self._changes.require_alone("redrive")
+            if to is not None:
+                self._loaded.require(to)
+            until_ns = self._loaded.require(name).shared.places.last_ns
+        return self._move_page(name, after, PAGE, until_ns, partial(self._goal, to), wanted, due_ns, stamp)
+
+    def _goal(self, to: str | None, message: Message) -> Queue | None:
+        """Where a dead letter goes; None if that queue is gone."""
+        goal = to or origin_of(message)
+        return None if goal is None or self._loaded.config(goal) is None else self._loaded.require(goal)
 
     def _move(
         self,
@@ -119,7 +137,7 @@ class LongOperations:
             until_ns = self._loaded.require(source).shared.places.last_ns
         while after is not None and (count is None or moved < count):
             left = PAGE if count is None else count - moved
-            turns = _turns(begin_ns, moved, rate_per_s)
+            turns = turns_of(begin_ns, moved, rate_per_s)
             page = self._move_page(source, after, left, until_ns, target_of, wanted, turns, stamp)
             moved += page.moved
             after = page.after
@@ -144,7 +162,7 @@ class LongOperations:
         )
 
 
-def _turns(begin_ns: int, already: int, rate_per_s: float | None) -> DueNs | None:
+def turns_of(begin_ns: int, already: int, rate_per_s: float | None) -> DueNs | None:
     """When the messages of a page are ready, after so many before them."""
     if rate_per_s is None:
         return None

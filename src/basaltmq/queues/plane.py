@@ -47,7 +47,7 @@ from basaltmq.queues.paging import MemoryBudget, PagingLimits
 from basaltmq.queues.queue import Queue, Shared
 from basaltmq.queues.reclaim import Reclaim
 from basaltmq.queues.recorder import Listener, Silence
-from basaltmq.queues.redrive import Wanted
+from basaltmq.queues.redrive import DueNs, Page, Wanted
 from basaltmq.queues.runtime_config import RuntimeConfig, Setting, SettingsPage
 from basaltmq.queues.stats import QueueStats
 from basaltmq.queues.storage import StoreStorage
@@ -455,6 +455,19 @@ class QueuePlane:
         `stamp` is added to their headers.
         """
         return self._long.redrive(name, to, count, wanted, rate_per_s, stamp)
+
+    def redrive_page(
+        self,
+        name: str,
+        after: bytes,
+        *,
+        to: str | None,
+        wanted: Wanted,
+        due_ns: DueNs | None = None,
+        stamp: Mapping[str, str] | None = None,
+    ) -> Page:
+        """As `redrive`, a page of the queue behind a key; for callers who give others their turn between two."""
+        return self._long.redrive_page(name, after, to, wanted, due_ns, stamp)
 
     def run_due(self, now_ns: int | None = None) -> int | None:
         """Do what is due, a bounded piece of it; when to call again (at or before `now_ns`: at once), None: never."""

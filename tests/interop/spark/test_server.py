@@ -22,9 +22,12 @@ from basaltmq.errors import (
     InvalidArgumentError,
     NotFoundError,
     QueueNotFoundError,
+    StoreLockedError,
     TopicNotFoundError,
     UnavailableError,
 )
+from basaltmq.pipeline import dlq
+from basaltmq.pipeline.dlq import RedriveJob, RedrivePlan
 from basaltmq.pipeline.remote import RemoteView
 from basaltmq.pipeline.remote_http import Login, path
 from pyspark_basalt.options import parse
@@ -129,9 +132,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield started
 
 
-def enqueue(broker: Broker, *payloads: str) -> None:
+def enqueue(broker: Broker, *payloads: str, queue: str = "jobs") -> None:
     for payload in payloads:
-        body = {"properties": {"delivery_mode": 2}, "routing_key": "jobs", "payload": payload}
+        body = {"properties": {"delivery_mode": 2}, "routing_key": queue, "payload": payload}
         broker.call("POST", path("exchanges", "/", "amq.default", "publish"), {**body, "payload_encoding": "string"})
 
 
@@ -161,6 +164,29 @@ def test_a_queue_is_read_by_path_and_by_server_and_read_on_from_a_checkpoint(bro
     assert broker.call("GET", path("queues", "/", "jobs"))["messages"] == 4
 
 
+def test_dead_letters_are_sent_back_by_the_broker_that_has_them_once(broker: Broker, tmp_path: Path) -> None:
+    for name in ("dead", "again"):
+        broker.call("PUT", path("queues", "/", name), {"durable": True})
+    enqueue(broker, "m0", "m1", "m2", "m3", queue="dead")
+    place = {"server": broker.url("admin")}
+    rows = rows_of(QueueBatchReader(parse({"queue": "dead", **place})))
+    ids = {row["messageId"] for row in rows if row["value"] != b"m2"}
+    job = RedriveJob(broker=place, queue="dead", to="again", rate_per_s=1000, checkpoint=str(tmp_path))
+    plan = RedrivePlan("run-1", "dead", "again", None)
+    assert dlq._move_there(job, plan, ids, None) == (3, 0)
+    assert dlq._move_there(job, plan, ids, None) == (0, 0), "what went is not there to go twice"
+    with pytest.raises(QueueNotFoundError, match="gone"):
+        dlq._move_there(job, RedrivePlan("run-1", "dead", "gone", None), {rows[0]["messageId"]}, None)
+    moved = rows_of(QueueBatchReader(parse({"queue": "again", "includeHeaders": "true", **place})))
+    assert sorted(row["value"] for row in moved) == [b"m0", b"m1", b"m3"]
+    assert all({"key": dlq.STAMP, "value": b"run-1"} in row["headers"] for row in moved)
+    # Back, as if they had died again: those the run has moved before are told by their stamp.
+    back = RedriveJob(broker=place, queue="again", to="dead", checkpoint=str(tmp_path))
+    assert dlq._move_there(back, RedrivePlan("run-1", "again", "dead", None), ids, None) == (0, 0)
+    with pytest.raises(StoreLockedError, match="through the broker that has them, with --server"):
+        dlq._move(RedriveJob(path=str(broker.data_dir), queue="dead", checkpoint=str(tmp_path)), plan, ids, None)
+
+
 def test_what_is_wrong_is_told_in_one_line_before_any_task_runs(broker: Broker) -> None:
     server = broker.url("admin")
     wrong: list[tuple[dict[str, str], type[BasaltError], str]] = [
@@ -177,5 +203,5 @@ def test_what_is_wrong_is_told_in_one_line_before_any_task_runs(broker: Broker) 
         assert WRONG not in str(caught.value)
     with pytest.raises(QueueNotFoundError, match="there is no queue 'job'"):
         QueueBatchReader(parse({"server": server, "queue": "job"})).partitions()
-    with pytest.raises(QueueNotFoundError, match=r"there is no queue 'job' in .*; there are jobs"):
+    with pytest.raises(QueueNotFoundError, match=r"there is no queue 'job' in .*; there are .*jobs"):
         QueueBatchReader(parse({"path": str(broker.data_dir), "queue": "job"})).partitions()

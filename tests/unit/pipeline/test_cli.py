@@ -64,7 +64,6 @@ def test_an_error_of_ours_is_found_in_one_of_sparks() -> None:
         (["audit", "--server", "http://y"], "give --data-dir"),
         (["rebuild-index", "--server", "http://y"], "give --data-dir"),
         (["dlq", "report", "--server", "http://y"], "name the queues"),
-        (["dlq", "redrive", "--queue", "q", "--checkpoint", "c", "--server", "http://y"], "give --data-dir"),
         (["lag", "--server", "http://127.0.0.1:1"], "no broker answers"),
     ],
 )
