@@ -4,18 +4,22 @@ A batch that came from a Kafka producer is handed out as it lies in the log, com
 included; its checksum was checked with its frame's. Anything else is put into a batch: records that came some other
 way, and what is left of a batch of which records were deleted or have expired. As in Kafka, the first batch may begin
 before the offset asked for: consumers skip what they did not ask for.
+
+Batches that lie side by side are taken one after the other without asking the index for each (`log.kafka_run`), and a
+read that was full leaves a bookmark for the one that goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from basaltmq.errors import CorruptionError, DamagedFrameError
-from basaltmq.log.frame import KAFKA, records_of
+from basaltmq.log.frame import ALIGNMENT, HEADER_BYTES, KAFKA, records_of
 from basaltmq.log.kafka import encode_records
+from basaltmq.log.kafka_run import take_batches
 from basaltmq.streams.adapter import READ_BYTES, READ_BYTES_MAX, check_offset, is_expired
 from basaltmq.streams.index_rows import IN_TRANSACTION, Entry
+from basaltmq.streams.segment_read import Place
 from basaltmq.streams.segment_state import SegmentShard
 
 if TYPE_CHECKING:
@@ -44,33 +48,108 @@ def read_batches(
     state = reader.state_of(shard)
     with state.lock:
         start, end = state.start_offset, state.stable_offset if is_decided else state.high_watermark
+        # As in `SegmentReader`: without these, what lies in the log is what the index says.
+        is_plain = not state.deleted and not state.rewritten
     check_offset(shard, offset, start, end)
-    left = min(max_bytes, READ_BYTES_MAX)
-    batches: list[bytes] = []
-    at = offset
-    for looked, entry in enumerate(_below(reader.index.entries(shard, offset), end)):
-        if looked >= FRAMES_MAX:
-            return KafkaRead(batches, at, start, end)
-        try:
-            raw = _batch(reader, state, entry, start)
-        except DamagedFrameError:
-            if not batches:
-                raise
-            return KafkaRead(batches, at, start, end)
+    found = _Reading(reader, state, start, end, min(max_bytes, READ_BYTES_MAX))
+    try:
+        next_offset = found.read(offset, is_plain)
+    except DamagedFrameError:
+        # What comes before the damage is given; the next read begins with it, and says so.
+        if not found.batches:
+            raise
+        next_offset = found.at
+    return KafkaRead(found.batches, next_offset, start, end)
+
+
+class _Reading:
+    """One read on its way."""
+
+    def __init__(self, reader: SegmentReader, state: SegmentShard, start: int, end: int, bytes_max: int) -> None:
+        self._reader = reader
+        self._state = state
+        self._log = reader.lanes[state.lane].log
+        self._start = start
+        self._end = end
+        self._left = bytes_max
+        self._frames = 0
+        self.batches: list[bytes] = []
+        self.at = 0
+        """Where to go on."""
+
+    def read(self, offset: int, is_plain: bool) -> int:
+        """Fill `batches`; the offset after all that was looked at."""
+        self.at = offset
+        state, end = self._state, self._end
+        if is_plain and offset < end:
+            place = self._reader.bookmarks.take(state.number, offset)
+            if place is not None and self._walk(place):
+                return self.at
+        while self.at < end:
+            before = self.at
+            for entry in self._reader.index.entries(state.number, before):
+                if entry.base_offset >= end:
+                    return max(self.at, end)
+                if self._frames >= FRAMES_MAX or (self.batches and _body_bytes_min(entry) > self._left):
+                    self._leave(Place(entry.base_offset, entry.position, entry.size_bytes, entry.records))
+                    return self.at
+                if is_plain:
+                    if self._walk(Place(entry.base_offset, entry.position, entry.size_bytes, entry.records)):
+                        return self.at
+                    if self.at > entry.last_offset + 1:
+                        # Neighbours were taken that this look at the index does not know of.
+                        break
+                    # They lie apart, or are something else: each is looked up.
+                    is_plain = False
+                    if self.at == entry.last_offset + 1:
+                        continue
+                if not self._take(entry):
+                    return self.at
+            else:
+                return max(self.at, end)
+        return max(self.at, end)
+
+    def _walk(self, place: Place) -> bool:
+        """Take batches that lie side by side; is the read full?"""
+        taken = take_batches(
+            self._log,
+            self._state.number,
+            place.base_offset,
+            self._end,
+            place.position,
+            self._left,
+            likely_bytes=place.size_bytes,
+            is_first=not self.batches,
+        )
+        if taken.batches:
+            self.batches += taken.batches
+            self._frames += len(taken.batches)
+            self._left -= taken.size_bytes
+            self.at = taken.next_offset
+        if taken.is_next:
+            self._leave(Place(taken.next_offset, taken.position, place.size_bytes, place.records))
+        return taken.is_next
+
+    def _leave(self, place: Place) -> None:
+        if place.base_offset == self.at:
+            self._reader.bookmarks.leave(self._state.number, place)
+
+    def _take(self, entry: Entry) -> bool:
+        """Take a frame, or what is left of it; False if there is no room."""
+        self._frames += 1
+        raw = _batch(self._reader, self._state, entry, self._start)
         if raw is not None:
-            if batches and len(raw) > left:
-                return KafkaRead(batches, at, start, end)
-            batches.append(raw)
-            left -= len(raw)
-        at = entry.last_offset + 1
-    return KafkaRead(batches, max(at, end), start, end)
+            if self.batches and len(raw) > self._left:
+                return False
+            self.batches.append(raw)
+            self._left -= len(raw)
+        self.at = entry.last_offset + 1
+        return True
 
 
-def _below(entries: Iterator[Entry], end: int) -> Iterator[Entry]:
-    for entry in entries:
-        if entry.base_offset >= end:
-            return
-        yield entry
+def _body_bytes_min(entry: Entry) -> int:
+    """What a frame's body has at least, without its padding."""
+    return entry.size_bytes - HEADER_BYTES - ALIGNMENT + 1
 
 
 def _batch(reader: SegmentReader, state: SegmentShard, entry: Entry, start: int) -> bytes | None:

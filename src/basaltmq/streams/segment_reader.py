@@ -20,6 +20,7 @@ from typing import Final, TypeVar
 from basaltmq.errors import BasaltError, CorruptionError, DamagedFrameError
 from basaltmq.log.columnar import ColumnBatch
 from basaltmq.log.frame import HEADER_BYTES, Header, check_body, decode_header, records_of
+from basaltmq.log.kafka_run import LARGE_BYTES
 from basaltmq.log.lane import Lane
 from basaltmq.log.run import Cut
 from basaltmq.log.segment import SegmentGoneError
@@ -102,7 +103,7 @@ class SegmentReader(EngineBase):
         self, store: Store, shards: Shards, offsets: Offsets, clock_ms: Clock, leaders: Leaders | None = None
     ) -> None:
         super().__init__(store, shards, offsets, clock_ms, leaders)
-        self._bookmarks = Bookmarks()
+        self.bookmarks = Bookmarks()
         keep_freed_memory()
 
     def cut(self, raw: bytes) -> Cut | None:
@@ -201,7 +202,7 @@ class SegmentReader(EngineBase):
     def _walk(self, state: SegmentShard, taker: Taker, offset: int, end: int) -> int:
         """Take plain frames as long as there are any, neighbours without asking the index; the offset reached."""
         log = self.lanes[state.lane].log
-        place = self._bookmarks.take(state.number, offset)
+        place = self.bookmarks.take(state.number, offset)
         if place is not None:
             offset = self._walk_from(place, log, state, taker, end)
         while offset < end and taker.reached is None:
@@ -233,7 +234,7 @@ class SegmentReader(EngineBase):
     def _walk_from(self, place: Place, log: Lane, state: SegmentShard, taker: Taker, end: int) -> int:
         reached = taker.walk(log, state.number, place, end)
         if taker.reached is not None:
-            self._bookmarks.leave(state.number, taker.reached)
+            self.bookmarks.leave(state.number, taker.reached)
         return reached
 
     def _candidates(
@@ -323,9 +324,13 @@ class SegmentReader(EngineBase):
     def frame_of(self, state: SegmentShard, entry: Entry) -> tuple[Header, bytes]:
         """One frame as it lies in the log, checked."""
         log = self.lanes[state.lane].log
-        raw = log.read(entry.position, entry.size_bytes)
-        header = decode_header(log.seed, raw)
-        body = raw[HEADER_BYTES : HEADER_BYTES + header.body_bytes]
+        if entry.size_bytes > LARGE_BYTES:
+            header = decode_header(log.seed, log.read(entry.position, HEADER_BYTES))
+            body = log.read(entry.position + HEADER_BYTES, header.body_bytes)
+        else:
+            raw = log.read(entry.position, entry.size_bytes)
+            header = decode_header(log.seed, raw)
+            body = raw[HEADER_BYTES : HEADER_BYTES + header.body_bytes]
         check_body(header, body)
         return header, body
 

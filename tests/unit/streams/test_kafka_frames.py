@@ -18,10 +18,13 @@ from basaltmq.errors import (
     UnsupportedCodecError,
 )
 from basaltmq.log import codecs, kafka
+from basaltmq.log.kafka_run import LARGE_BYTES, PIECE_BYTES
 from basaltmq.log.record import Record
 from basaltmq.log.verify import verify_log
 from basaltmq.streams.adapter import BATCH_BYTES_MAX, Otherwise
 from basaltmq.streams.durability import Durability
+
+SEED = 20_261_116
 
 
 def batch(*values: bytes, key: bytes | None = None, time_ms: int = 1) -> bytes:
@@ -206,4 +209,58 @@ def test_a_damaged_batch_is_named_and_its_neighbours_are_read(tmp_path: Path) ->
     with pytest.raises(DamagedFrameError, match="offsets 1 to 1"):
         rig.engine.read_kafka(shard, 1)
     assert len(rig.engine.read_kafka(shard, 2).batches) == 1
+    rig.close()
+
+
+@pytest.mark.spec("B2")
+def test_every_batch_is_read_once_whatever_the_limits_the_sizes_and_the_neighbours(tmp_path: Path) -> None:
+    rng = random.Random(SEED)
+    rig = SegmentRig(tmp_path, segment_bytes=1 << 20)
+    shards = [rig.shard(index_keys=False), rig.shard(index_keys=False)]
+    sent: dict[int, list[tuple[int, bytes]]] = {shard: [] for shard in shards}
+    shard = shards[0]
+    for _ in range(250):
+        shard = rng.choice((shard, shard, shard, *shards))
+        if rng.random() < 0.05:
+            offset = rig.put(shard, Record(b"ours", timestamp_ms=1))
+            sent[shard].append((offset, b"ours"))
+            continue
+        size = rng.choice((1, 50, 900, 900, LARGE_BYTES - 150, LARGE_BYTES, 3 * PIECE_BYTES))
+        values = [rng.randbytes(1), bytes(size)]
+        offset = rig.engine.append_kafka(shard, batch(*values)).base_offset
+        sent[shard] += zip((offset, offset + 1), values, strict=True)
+    for shard in shards:
+        for bytes_max in (-1, 0, 61, 1_000, 2 * LARGE_BYTES, PIECE_BYTES + 77, 1 << 20, 64 << 20):
+            at = 0
+            found: list[tuple[int, bytes]] = []
+            while (read := rig.engine.read_kafka(shard, at, bytes_max)).batches:
+                size = sum(map(len, read.batches))
+                assert len(read.batches) == 1 or size <= bytes_max, f"seed {SEED}: {size} bytes"
+                found += [(each.offset, each.value) for raw in read.batches for each in kafka.records(raw)]
+                assert found[-1][0] == read.next_offset - 1, f"seed {SEED}"
+                at = read.next_offset
+            assert found == sent[shard], f"seed {SEED}, {bytes_max} bytes at once"
+        inside = rng.randrange(len(sent[shard]))
+        first = kafka.read_header(rig.engine.read_kafka(shard, inside).batches[0])
+        assert first.base_offset <= inside <= first.base_offset + first.last_offset_delta, f"seed {SEED}"
+    rig.close()
+
+
+@pytest.mark.promise("P7")
+@pytest.mark.parametrize("size", [10, 2 * LARGE_BYTES])
+def test_damage_is_named_where_a_reader_goes_on_from_its_bookmark(tmp_path: Path, size: int) -> None:
+    rig = SegmentRig(tmp_path, segment_bytes=1 << 20)
+    shard = rig.shard(index_keys=False)
+    for _ in range(4):
+        rig.engine.append_kafka(shard, batch(bytes(size)))
+    entry = next(rig.engine.index.entries(shard, 2))
+    path = next((tmp_path / "log" / "0000").glob("*.log"))
+    raw = bytearray(path.read_bytes())
+    raw[entry.position + entry.size_bytes - 10] ^= 1
+    path.write_bytes(raw)
+    assert rig.engine.read_kafka(shard, 0, 1).next_offset == 1
+    assert rig.engine.read_kafka(shard, 1, 1).next_offset == 2
+    with pytest.raises(DamagedFrameError, match="offsets 2 to 2"):
+        rig.engine.read_kafka(shard, 2, 1)
+    assert rig.engine.read_kafka(shard, 3).next_offset == 4
     rig.close()
