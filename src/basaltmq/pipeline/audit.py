@@ -2,6 +2,7 @@
 
     log        every record read by Spark: counts, distinct offsets and a checksum by block of offsets, counts by hour
     index      what each partition says it holds, against what was read; if asked, row by row (`rebuild_index`)
+    segments   those the index names: if one is not there, the log cannot be read, and that is all that is said of it
     archive    every file a manifest names: there, of its size, its range, its count; checksums by manifest; files that
                no manifest names; and block by block against the log, as far as both have the offsets
     the rest   groups, queues, leases, imports, checksums of the log's frames: `audit_store`
@@ -25,7 +26,7 @@ from pyspark.sql import functions as sql
 from basaltmq.errors import InvalidArgumentError, NotFoundError
 from basaltmq.pipeline.archive import REJECTED
 from basaltmq.pipeline.archived import path_within, read_archived
-from basaltmq.pipeline.audit_store import audit_rows
+from basaltmq.pipeline.audit_store import MISSING_SEGMENT, audit_rows
 from basaltmq.pipeline.files import Files
 from basaltmq.pipeline.findings import Finding, Severity
 from basaltmq.pipeline.manifest import CHECKSUM, ArchivedFile, Manifest, read_manifests
@@ -116,7 +117,11 @@ def audit(spark: SparkSession, job: AuditJob) -> Audited:
         infos = {(topic.name, n): view.info(topic.name, n) for topic in kept for n in range(len(topic.shards))}
         findings = audit_rows(path, view)
     names = [topic.name for topic in kept]
-    log = _log(spark, job, infos) if infos else None
+    is_whole = all(each.kind != MISSING_SEGMENT for each in findings)
+    if not is_whole:
+        said = "its records were not looked at: bring the missing files back, or make the index anew, and audit again"
+        findings.append(Finding(Severity.NOTE, "unread", "log", said))
+    log = _log(spark, job, infos) if infos and is_whole else None
     blocks = {} if log is None else _blocks(log)
     removed = _removed(path, infos)
     archived: Blocks = {}
@@ -140,7 +145,8 @@ def audit(spark: SparkSession, job: AuditJob) -> Audited:
             None if archive is None else sum(block.count for block in there),
         )
         partitions.append(each)
-        findings += _counted(each, own, "log", removed[topic, number])
+        if log is not None:
+            findings += _counted(each, own, "log", removed[topic, number])
         findings += _counted(each, there, "archive")
     if archive is not None and log is not None:
         ranges = {at: (info.start_offset, info.high_watermark) for at, info in infos.items()}

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from basaltmq.pipeline.audit import Audited
 from basaltmq.pipeline.findings import Severity, exit_code
 from basaltmq.pipeline.latency import Latencies, QueueLatency
 from basaltmq.pipeline.page import bars, heading, lying_bars, number, page, paragraph, table, tiles, verdict
+
+PLOTS_MAX = 50
+"""Topics with a plot on a page: the largest."""
 
 VERDICTS = {0: "Everything fits together.", 2: "Some things do not fit.", 3: "Records are missing or damaged."}
 TONES = {0: "good", 2: "fault", 3: "loss"}
@@ -40,7 +45,14 @@ def audit_page(result: Audited) -> str:
         table([msgspec.to_builtins(each) for each in findings], "none"),
         heading("Records by hour of their own time, UTC"),
     ]
-    for topic in sorted({bucket.topic for bucket in result.buckets}):
+    counts = Counter[str]()
+    for bucket in result.buckets:
+        counts[bucket.topic] += max(bucket.in_log, bucket.in_archive)
+    if not counts:
+        sections.append(paragraph("no records"))
+    elif len(counts) > PLOTS_MAX:
+        sections.append(paragraph(f"of the {PLOTS_MAX} largest of {len(counts)} topics"))
+    for topic in sorted(topic for topic, _ in counts.most_common(PLOTS_MAX)):
         own = [bucket for bucket in result.buckets if bucket.topic == topic]
         series = {"log": [float(bucket.in_log) for bucket in own]}
         if result.archive is not None:

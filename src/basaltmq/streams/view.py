@@ -37,7 +37,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeAlias, TypeVar
 
-from basaltmq.errors import InvalidArgumentError, StoreBehindError, StoreClosedError, StoreStalledError
+from basaltmq.errors import CorruptionError, InvalidArgumentError, StoreBehindError, StoreClosedError, StoreStalledError
 from basaltmq.log.committed import Mark
 from basaltmq.log.lane_view import LaneView
 from basaltmq.log.segment import SegmentGoneError
@@ -71,6 +71,9 @@ GATHER_PAUSE_MAX_S: Final = 2.0
 
 ATTEMPTS_MAX: Final = 16
 """A reader that meets cleaning looks again; each time one more segment must have gone."""
+
+GONE_FOR_GOOD: Final = 4
+"""So many looks at the newest index in a row that name one segment which is not there: it is lost, not cleaned."""
 
 MANIFEST: Final = "MANIFEST-"
 
@@ -224,6 +227,7 @@ class StreamView:
 
     def _on(self, call: Callable[[StreamPlane], T]) -> T:
         gone: SegmentGoneError | None = None
+        repeated = 0
         with self._lock:
             for _ in range(ATTEMPTS_MAX):
                 self._require_open()
@@ -233,7 +237,16 @@ class StreamView:
                 try:
                     return call(self._plane)
                 except SegmentGoneError as error:
+                    if gone is not None and str(gone) == str(error):
+                        repeated += 1
+                        if repeated == GONE_FOR_GOOD:
+                            break
                     gone = error
+        if repeated == GONE_FOR_GOOD:
+            raise CorruptionError(
+                f"{gone}, and the index names it: bring the file back from a backup, or go on without what was in it "
+                "with basalt pipeline rebuild-index"
+            ) from gone
         raise self._outpaced() from gone
 
     def _require_open(self) -> None:

@@ -10,8 +10,10 @@ from uuid import UUID
 
 import pyarrow as pa
 import pytest
+from tests.unit.streams.segment_rig import SegmentRig
 
 import basaltmq
+from basaltmq.errors import CorruptionError
 from basaltmq.messages.store import MessageStore
 from basaltmq.pipeline.audit_queues import audit_messages, audit_queues
 from basaltmq.pipeline.audit_store import audit_rows
@@ -269,6 +271,29 @@ def test_a_damaged_frame_is_found(data: Path) -> None:
     raw[at] ^= 1
     segment.write_bytes(raw)
     assert ("loss", "checksum", "log") in {(each.severity.value, each.kind, each.subject) for each in findings(data)}
+
+
+@pytest.mark.parametrize("which", [3, -1])
+def test_a_segment_that_is_not_there_is_found_and_told_by_readers_with_what_to_do(tmp_path: Path, which: int) -> None:
+    with basaltmq.open(tmp_path) as db:
+        db.topic("orders", durability="written")
+        (shard,) = db.streams.topics.get("orders").shards
+    with closing(open_store(tmp_path)) as store:
+        rig = SegmentRig(tmp_path, store=store, segment_bytes=2000)
+        for at in range(40):
+            rig.put(shard, b"%d" % at * 100)
+        rig.close()
+    assert findings(tmp_path) == []
+    segments = sorted((tmp_path / "log").rglob("*.log"))
+    segments[which].unlink()
+    name = str(segments[which].relative_to(tmp_path))
+    assert [(each.severity.value, each.kind, each.subject) for each in findings(tmp_path)] == [
+        ("loss", "missing segment", name)
+    ]
+    if which != -1:
+        with StreamView.open(tmp_path) as view, pytest.raises(CorruptionError, match="bring the file back") as told:
+            [view.read("orders", 0, offset) for offset in range(40)]
+        assert "\n" not in str(told.value)
 
 
 def test_the_exit_code_is_that_of_the_worst() -> None:
