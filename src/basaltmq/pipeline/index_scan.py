@@ -153,16 +153,15 @@ class _Sink(MemoryStore):
         return self.shards.get(keys.decode_stream_tail_key(key)) if key[:1] == b"N" else None
 
     def write(self, batch: Batch, *, wal: bool = True, wait_ms: int | None = None) -> None:
-        add_key, add_value = self._writer.keys.append, self._writer.values.append
-        for _, _, key, value in batch.ops:
-            kind = key[:1]
-            if kind in OWN:
-                add_key(key)
-                add_value(value)
-            elif kind == b"N":
-                self.shards[keys.decode_stream_tail_key(key)] = value
-            elif kind == b"S":
-                self.sums[key] = value
+        own = [op for op in batch.ops if op[2][0] in OWN]
+        self._writer.keys += [op[2] for op in own]
+        self._writer.values += [op[3] for op in own]
+        if len(own) < len(batch.ops):
+            for _, _, key, value in batch.ops:
+                if key[:1] == b"N":
+                    self.shards[keys.decode_stream_tail_key(key)] = value
+                elif key[:1] == b"S":
+                    self.sums[key] = value
         self._writer.make_room()
 
 
