@@ -27,10 +27,10 @@ from hypothesis.stateful import (
 )
 
 from basaltmq.errors import StaleLeaseError, StoreStalledError
+from basaltmq.queues.budget import MemoryBudget, PagingLimits
 from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.draft import Draft
-from basaltmq.queues.paging import MemoryBudget, PagingLimits
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.batch import Batch
 from basaltmq.store.commit import GroupCommit

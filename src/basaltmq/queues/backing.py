@@ -48,11 +48,14 @@ found by skipping from one to the next instead).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import msgspec
 
 from basaltmq.queues.change import Change
+
+if TYPE_CHECKING:
+    from basaltmq.queues.plain import Plain
 
 TRANSIENT: Final = 1
 """Not promised to survive a restart."""
@@ -91,8 +94,6 @@ class Entry(msgspec.Struct, gc=False):
 
 Row: TypeAlias = tuple[bytes, bytes]
 """Key and value as they are on disk."""
-
-ReadEntries: TypeAlias = Callable[[Sequence[Row]], list[Entry]]
 
 
 class Leased(Protocol):
@@ -138,6 +139,11 @@ class BackingQueue(Protocol):
 
     def fetch(self, count: int) -> list[Entry]:
         """Take up to `count` messages off the head, rows in memory. The caller requeues them if its write fails."""
+        ...
+
+    def fetch_plain(self, count: int) -> Plain | None:
+        """Take up to `count` persistent messages off the head as columns, where that is how they are kept and there is
+        nothing to say of them; otherwise None, and nothing is taken."""
         ...
 
     def drop(self, change: Change, count: int) -> list[Entry]:

@@ -16,14 +16,15 @@ from operator import attrgetter
 from typing import Final
 
 from basaltmq.queues.backing import Entry, Info, Leased
+from basaltmq.queues.budget import MemoryBudget, PagingLimits
 from basaltmq.queues.change import Change
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT
 from basaltmq.queues.fairness import FairScheduler
-from basaltmq.queues.paging import MemoryBudget, PagingLimits, PagingQueue
+from basaltmq.queues.paging import PagingQueue
 from basaltmq.queues.plain import Plain
 from basaltmq.queues.proxy import Proxy
 from basaltmq.queues.row_changes import cancel_rows, delete_rows, put_rows
-from basaltmq.queues.rows import prefix_of, read_entries, weight_of
+from basaltmq.queues.rows import prefix_of, weight_of
 from basaltmq.store.api import Store
 from basaltmq.store.families import Family
 from basaltmq.store.keys import lp, message_prefix, prefix_range, take_lp
@@ -201,7 +202,6 @@ class FairQueue(Proxy):
             prefix,
             self._budget,
             self._limits,
-            read_entries,
             self._leased,
             known_empty=known_empty,
             head=prefix + self._floor,
@@ -246,6 +246,16 @@ class FairQueue(Proxy):
 
         self._scheduler.deliver(count, fetch, prepare)
         self._budget.charge(-charged)
+        return taken
+
+    def fetch_plain(self, count: int) -> Plain | None:
+        self._known()
+        if len(self._subs) != 1 or self._blocked:
+            return None
+        sub, only = next(iter(self._subs.items()))
+        taken = only.fetch_plain(count)
+        if taken is not None and len(taken) < count:
+            self._lose(sub)
         return taken
 
     def _choose_run(self) -> int:

@@ -34,6 +34,7 @@ from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceeded
 from basaltmq.queues.backing import TRANSIENT, Entry
 from basaltmq.queues.change import Change
 from basaltmq.queues.config import DURATION_MS_MAX
+from basaltmq.queues.plain import Plain
 from basaltmq.queues.rows import read_entry
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
@@ -112,16 +113,50 @@ class Tokens:
 
 
 class LeaseCall:
-    """The messages of one lease call that are not settled."""
+    """The messages of one lease call that are not settled.
 
-    __slots__ = ("consumer", "entries", "expires_ns", "leased_ns", "token")
+    They are columns as long as all of them are answered for together, and entries by id from there on.
+    """
 
-    def __init__(self, token: int, consumer: str, leased_ns: int, expires_ns: int, entries: dict[bytes, Entry]) -> None:
+    __slots__ = ("_entries", "consumer", "expires_ns", "ids", "leased_ns", "plain", "token")
+
+    def __init__(
+        self,
+        token: int,
+        consumer: str,
+        leased_ns: int,
+        expires_ns: int,
+        entries: dict[bytes, Entry],
+        plain: Plain | None = None,
+        ids: list[bytes] | None = None,
+    ) -> None:
+        """`plain` with the ids of its messages, and no entries; or entries alone."""
         self.token = token
         self.consumer = consumer
         self.leased_ns = leased_ns
         self.expires_ns = expires_ns
-        self.entries = entries
+        self.plain = plain
+        self.ids = ids or []
+        self._entries = entries
+
+    @property
+    def entries(self) -> dict[bytes, Entry]:
+        if self.plain is not None:
+            self._entries = dict(zip(self.ids, self.plain.entries(), strict=True))
+            self.plain = None
+            self.ids = []
+        return self._entries
+
+    @entries.setter
+    def entries(self, entries: dict[bytes, Entry]) -> None:
+        self.plain = None
+        self.ids = []
+        self._entries = entries
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is left of it."""
+        return self.plain is None and not self._entries
 
     @property
     def is_hold(self) -> bool:
@@ -132,6 +167,9 @@ def encode_lease_call(call: LeaseCall, queue_bytes: int) -> bytes:
     """The row of a call; `queue_bytes` is the length of lp(queue), which its keys begin with."""
     consumer = lp(call.consumer)[2:]
     parts = [_HEAD.pack(LAYOUT, call.expires_ns, call.leased_ns, len(consumer)), consumer]
+    if call.plain is not None:
+        parts += [key[queue_bytes:] for key in call.plain.keys]
+        return b"".join(parts)
     entries: Iterable[Entry] = call.entries.values()
     if [e for e in entries if e.flags]:
         entries = [e for e in entries if not e.flags & TRANSIENT]
@@ -211,8 +249,9 @@ class Leases:
 
     def has_memory_only(self) -> bool:
         """True if something of the leases is on no disk: holds, and transient messages."""
-        return any(call.is_hold for call in self._by_token.values()) or any(
-            e.flags & TRANSIENT for call in self._by_token.values() for e in call.entries.values()
+        calls = self._by_token.values()
+        return any(call.is_hold for call in calls) or any(
+            e.flags & TRANSIENT for call in calls if call.plain is None for e in call.entries.values()
         )
 
     def forget_holds(self) -> None:
@@ -229,14 +268,28 @@ class Leases:
         return LEASED_MAX - len(self._by_id)
 
     def all_keys(self) -> list[bytes]:
-        return [e.key for call in self._by_token.values() for e in call.entries.values()]
+        found: list[bytes] = []
+        for call in self._by_token.values():
+            found += [e.key for e in call.entries.values()] if call.plain is None else call.plain.keys
+        return found
 
     def add(self, batch: Batch, call: LeaseCall) -> None:
         """Begin a lease."""
-        if len(call.entries) > LEASE_MAX:
-            raise LimitExceededError(f"a lease of {len(call.entries)} messages: at most {LEASE_MAX} in one call")
-        self.restore(call, call.entries)
+        count = len(call.entries) if call.plain is None else len(call.plain)
+        if count > LEASE_MAX:
+            raise LimitExceededError(f"a lease of {count} messages: at most {LEASE_MAX} in one call")
+        if call.plain is None:
+            self.restore(call, call.entries)
+        else:
+            self.restore_plain(call, call.plain, call.ids)
         self._write(batch, call)
+
+    def restore_plain(self, call: LeaseCall, plain: Plain, ids: list[bytes]) -> None:
+        """The same as `restore`, for all messages of a call as columns."""
+        call.plain, call.ids = plain, ids
+        self._by_token[call.token] = call
+        self._by_id.update(dict.fromkeys(ids, call))
+        self.size_bytes += plain.size_bytes
 
     def restore(self, call: LeaseCall, entries: dict[bytes, Entry]) -> None:
         """Hold messages under a call in memory, as when their removal was not written."""
@@ -246,10 +299,21 @@ class Leases:
         self._by_id.update(dict.fromkeys(entries, call))
         self.size_bytes += sum([e.size_bytes for e in entries.values()])
 
+    def take_plain(self, token: int, ids: Sequence[bytes] | None) -> tuple[LeaseCall, Plain, list[bytes]] | None:
+        """All messages of a live lease with their ids, if it has them as columns and `ids`, if any, are just those."""
+        call = self.require(token)
+        plain, all_ids = call.plain, call.ids
+        if plain is None or (ids is not None and list(ids) != all_ids):
+            return None
+        call.entries = {}
+        self._lose(all_ids, plain.size_bytes)
+        del self._by_token[token]
+        return call, plain, all_ids
+
     def forget(self, call: LeaseCall) -> None:
         """Drop a call from memory, as when it was not written."""
         self._by_token.pop(call.token, None)
-        self._lose(call.entries)
+        self._lose_entries(call.entries)
 
     def require(self, token: int) -> LeaseCall:
         call = self._by_token.get(token)
@@ -279,22 +343,25 @@ class Leases:
                 taken[message_id] = entry
             for message_id in taken:
                 del held[message_id]
-        self._lose(taken)
+        self._lose_entries(taken)
         if not call.entries:
             del self._by_token[token]
         return call, taken
 
-    def _lose(self, entries: dict[bytes, Entry]) -> None:
+    def _lose_entries(self, entries: dict[bytes, Entry]) -> None:
+        self._lose(entries, sum([e.size_bytes for e in entries.values()]))
+
+    def _lose(self, ids: Iterable[bytes], size_bytes: int) -> None:
         by_id = self._by_id
-        for message_id in entries:
+        for message_id in ids:
             del by_id[message_id]
-        self.size_bytes -= sum([e.size_bytes for e in entries.values()])
+        self.size_bytes -= size_bytes
 
     def settled(self, batch: Batch, call: LeaseCall, *, rewrite: bool) -> None:
         """Write what `take` left. `rewrite` if what was taken goes on living as a message of this queue."""
         if call.is_hold:
             return
-        if not call.entries:
+        if call.is_settled:
             batch.delete(Family.LEASE_CALLS, lease_call_key_of(self._prefix, call.token))
             batch.delete(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key_of(call.expires_ns, self._prefix, call.token))
         elif rewrite:

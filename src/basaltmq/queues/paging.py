@@ -2,18 +2,18 @@
 
     returned (heap)   messages that came back, by key
     window (list)     the head, in key order; everything up to the cursor that is ready
+    stretch           the same as columns (plain.py), while nobody needs entries; it or the window is empty
     cursor            first key that is on disk only; None while the window reaches to the queue's end
     gone              keys deleted while they sit in the window or the heap; skipped when they come up
 
-Reading ahead fetches up to `read_ahead` rows in one scan that begins at the cursor. Publishing appends to the window
-while it is open and there is room, and costs an append per message. There may be a hundred thousand of these in a queue
-of as many fairness keys, so an empty one is small: a list is, a deque is not.
+Reading ahead fetches up to `read_ahead` rows in one scan that begins at the cursor. Publishing appends to what memory
+has while that reaches to the end and there is room. There may be a hundred thousand of these in a queue of as many
+fairness keys, so an empty one is small: a list is, a deque is not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, merge
 from itertools import islice
 from typing import Final
@@ -27,16 +27,20 @@ from basaltmq.queues.backing import (
     Entry,
     Info,
     Leased,
-    ReadEntries,
 )
+from basaltmq.queues.budget import MemoryBudget, PagingLimits
 from basaltmq.queues.change import Change
-from basaltmq.queues.plain import Plain
+from basaltmq.queues.plain import Plain, Stretch
+from basaltmq.queues.proxy import Proxy
 from basaltmq.queues.row_changes import cancel_rows, delete_rows, put_rows
+from basaltmq.queues.rows import read_entries, read_plain
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
-from basaltmq.store.families import MIB, Family
+from basaltmq.store.families import Family
 from basaltmq.store.keys import prefix_range
 from basaltmq.store.ranges import Range, read_rows
+
+__all__ = ["RESIDENT_BYTES_MIN", "MemoryBudget", "PagingLimits", "PagingQueue"]
 
 RESIDENT_BYTES_MIN: Final = 16 * 1024
 """What a queue may keep when all queues together are over their budget, so that none of them reads row by row."""
@@ -50,45 +54,7 @@ SPILL_WAIT_MS: Final = 0
 """A transient message that cannot be paged at once stays in memory: the publisher is not made to wait for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class PagingLimits:
-    """How much of one queue is in memory."""
-
-    resident_max: int = 8192
-    """Messages: enough for the busiest consumer between two reads, small enough that thousands of queues fit."""
-    resident_bytes_max: int = 4 * MIB
-    """A queue shorter than this is served from memory."""
-    read_ahead: int = 1023
-    """Rows per scan: its own cost is spread thin, the loop is held for a few milliseconds, and a store that reads in
-    chunks of 1, 2, 4 .. 256 rows reads none in vain."""
-    read_ahead_bytes: int = MIB
-
-
-class MemoryBudget:
-    """One limit for the windows of all queues of a plane, with an account for each of them."""
-
-    __slots__ = ("_parent", "limit_bytes", "used_bytes")
-
-    def __init__(self, limit_bytes: int = 128 * MIB, parent: MemoryBudget | None = None) -> None:
-        self.limit_bytes = limit_bytes
-        self.used_bytes = 0
-        self._parent = parent
-
-    def account(self) -> MemoryBudget:
-        """A part of this budget that says how much of it one queue uses."""
-        return MemoryBudget(self.limit_bytes, self)
-
-    def charge(self, size_bytes: int) -> None:
-        self.used_bytes += size_bytes
-        if self._parent is not None:
-            self._parent.charge(size_bytes)
-
-    def room_bytes(self) -> int:
-        """What is left of the whole; negative when it is overdrawn."""
-        return self.limit_bytes - self.used_bytes if self._parent is None else self._parent.room_bytes()
-
-
-class PagingQueue:
+class PagingQueue(Proxy):
     """The messages of one sub-queue, in key order."""
 
     __slots__ = (
@@ -99,9 +65,9 @@ class PagingQueue:
         "_leased",
         "_limits",
         "_prefix",
-        "_read",
         "_returned",
         "_store",
+        "_stretch",
         "_window",
         "budget",
     )
@@ -112,7 +78,6 @@ class PagingQueue:
         prefix: bytes,
         budget: MemoryBudget,
         limits: PagingLimits,
-        read: ReadEntries,
         leased: Leased,
         *,
         known_empty: bool = False,
@@ -123,9 +88,9 @@ class PagingQueue:
         self._prefix = prefix
         self.budget = budget
         self._limits = limits
-        self._read = read
         self._leased = leased
         self._window: list[Entry] = []
+        self._stretch: Stretch | None = None
         self._returned: list[tuple[bytes, Entry]] = []
         self._gone: set[bytes] | frozenset[bytes] = NOTHING
         self._cursor: bytes | None = None if known_empty else head or prefix
@@ -153,9 +118,36 @@ class PagingQueue:
             elif self._window:
                 taken += self._take(count - len(taken))
                 continue
+            elif self._stretch is not None:
+                taken += self._take_columns(self._stretch, count - len(taken)).entries()
+                continue
             if not self._read_ahead(count - len(taken)):
                 break
         return taken
+
+    def fetch_plain(self, count: int) -> Plain | None:
+        """The same as columns; None, and nothing is taken, if memory has entries or has to be asked in their order."""
+        while True:
+            if self._returned or self._gone or self._window:
+                return None
+            stretch = self._stretch
+            if stretch is not None and (self._cursor is None or len(stretch) >= count):
+                return self._take_columns(stretch, count)
+            if not self._read_ahead(count if stretch is None else count - len(stretch)) and self._stretch is None:
+                return None
+
+    def _take_columns(self, stretch: Stretch, count: int) -> Plain:
+        taken = stretch.take(count)
+        if not len(stretch):
+            self._stretch = None
+        self._charge(-sum(map(len, taken.rows)) - ENTRY_OVERHEAD_BYTES * len(taken))
+        return taken
+
+    def _unfold(self) -> None:
+        """Have what waits in memory as entries."""
+        if self._stretch is not None:
+            self._window = self._stretch.take(len(self._stretch)).entries()
+            self._stretch = None
 
     def _take(self, count: int) -> list[Entry]:
         """Up to `count` from the window, when nothing else is in memory."""
@@ -167,6 +159,7 @@ class PagingQueue:
 
     def _pop(self) -> Entry | None:
         """The first message in memory, if nothing on disk comes before it."""
+        self._unfold()
         while self._returned or self._window:
             returned, window, cursor = self._returned, self._window, self._cursor
             if returned and (not window or returned[0][0] < window[0].key):
@@ -184,14 +177,6 @@ class PagingQueue:
             return entry
         return None
 
-    def drop(self, change: Change, count: int) -> list[Entry]:
-        taken = self.fetch(count)
-        self._delete_taken(change, taken)
-        return taken
-
-    def ack(self, change: Change, entries: Sequence[Entry]) -> None:
-        delete_rows(change, entries)
-
     def requeue(self, change: Change, entries: Sequence[Entry]) -> None:
         change.after(lambda: self.put_back(entries))
 
@@ -204,6 +189,10 @@ class PagingQueue:
         if self._is_backlog(entries):
             # They are on disk, and are read when it is their turn.
             return
+        if self._cursor is None and isinstance(entries, Plain) and self._append_columns(entries):
+            self._limit()
+            return
+        self._unfold()
         window = self._window
         if self._cursor is None and entries and (not window or window[-1].key < entries[0].key):
             window.extend(entries)
@@ -211,6 +200,19 @@ class PagingQueue:
         else:
             self._place(entries)
         self._limit()
+
+    def _append_columns(self, plain: Plain) -> bool:
+        """Add what was published behind the stretch, or begin one; False if it takes entries."""
+        if self._window or plain.flags or plain.expires_ns or not plain.keys:
+            return False
+        stretch = self._stretch
+        if stretch is None:
+            stretch = self._stretch = Stretch()
+        elif stretch.last() >= plain.keys[0]:
+            return False
+        stretch.add(plain)
+        self._charge(sum(map(len, plain.rows)) + ENTRY_OVERHEAD_BYTES * len(plain))
+        return True
 
     def _is_backlog(self, entries: Sequence[Entry]) -> bool:
         """Persistent messages that nobody had, behind the cursor, in order."""
@@ -222,10 +224,14 @@ class PagingQueue:
 
     def _limit(self) -> None:
         limits = self._limits
-        if self._bytes > limits.resident_bytes_max or len(self._window) + len(self._returned) > limits.resident_max:
+        if self._bytes > limits.resident_bytes_max or self._held() > limits.resident_max:
             self._shrink(limits.resident_max // 2, limits.resident_bytes_max // 2)
         elif self.budget.room_bytes() < 0 and self._bytes > self._share_bytes():
             self._shrink(limits.resident_max, self._share_bytes())
+
+    def _held(self) -> int:
+        """Messages in memory, gone ones among them."""
+        return len(self._window) + len(self._returned) + (0 if self._stretch is None else len(self._stretch))
 
     def _share_bytes(self) -> int:
         """What may stay in memory when the budget is overdrawn: the queue's minimum, less what its other parts have."""
@@ -233,6 +239,7 @@ class PagingQueue:
 
     def _place(self, entries: Sequence[Entry]) -> None:
         """Put every entry where its key says."""
+        self._unfold()
         homeless: list[Entry] = []
         for entry in entries:
             if entry.flags & SPILLED:
@@ -269,6 +276,7 @@ class PagingQueue:
     def purge(self) -> None:
         self._charge(-self._bytes)
         self._window.clear()
+        self._stretch = None
         self._returned.clear()
         self._gone = NOTHING
         self._cursor = None
@@ -282,17 +290,6 @@ class PagingQueue:
     def shrink(self) -> None:
         self._shrink(0, 0)
 
-    def dropwhile(
-        self, change: Change, holds: Callable[[Entry], bool], count_max: int, sub: str | None = None
-    ) -> list[Entry]:
-        taken = self.fetchwhile(holds, count_max)
-        self._delete_taken(change, taken)
-        return taken
-
-    def _delete_taken(self, change: Change, taken: list[Entry]) -> None:
-        self.ack(change, taken)
-        change.undo(lambda: self.put_back(taken))
-
     def fetchwhile(self, holds: Callable[[Entry], bool], count_max: int, sub: str | None = None) -> list[Entry]:
         taken: list[Entry] = []
         while len(taken) < count_max:
@@ -304,6 +301,7 @@ class PagingQueue:
 
     def head(self) -> Entry | None:
         while True:
+            self._unfold()
             returned, window, cursor = self._returned, self._window, self._cursor
             if returned and (not window or returned[0][0] < window[0].key):
                 entry, blocked = returned[0][1], cursor is not None and returned[0][0] >= cursor
@@ -330,6 +328,8 @@ class PagingQueue:
 
         A queue of many fairness keys spends its time here, so the common case makes no call.
         """
+        if self._stretch is not None:
+            self._unfold()
         window = self._window
         if self._returned or self._gone or (len(window) < most and (self._cursor is not None or not window)):
             taken = self.fetch(most)
@@ -349,6 +349,7 @@ class PagingQueue:
 
         One row more than the turn takes, which says whether there are more.
         """
+        self._unfold()
         if self._cursor is None or len(self._window) > most or self._has_spilled:
             return None
         end = prefix_range(self._prefix)[1]
@@ -362,7 +363,8 @@ class PagingQueue:
             self._cursor = None
         elif rows:
             self._cursor = rows[-1][0] + b"\0"
-        self._take_in(rows)
+        self._unfold()
+        self._take_in_entries(self._leased.free(rows))
 
     def is_empty(self) -> bool:
         return self.head() is None
@@ -370,17 +372,20 @@ class PagingQueue:
     def floor(self) -> bytes | None:
         at = len(self._prefix)
         firsts = [entry.key for entry in self._window[:1]] + [key for key, _ in self._returned[:1]]
+        if self._stretch is not None:
+            firsts.append(self._stretch.first())
         if self._cursor is not None:
             firsts.append(self._cursor)
         return min((key[at : at + 8] for key in firsts), default=None)
 
     def forget_returned(self) -> None:
-        for entry in self._in_memory():
+        # What came back is never in the stretch.
+        for entry in [*self._window, *[entry for _, entry in self._returned]]:
             if entry.flags & RETURNED:
                 self._leased.paged_out(entry)
 
     def resident_len(self) -> int:
-        return len(self._window) + len(self._returned) - len(self._gone)
+        return self._held() - len(self._gone)
 
     def pending(self, count_max: int) -> int:
         """Messages that wait; those on disk are looked for until `count_max` is reached."""
@@ -421,6 +426,7 @@ class PagingQueue:
         return Info(self.resident_len(), self._bytes, self._cursor is not None, self._has_spilled)
 
     def _in_memory(self) -> Iterator[Entry]:
+        self._unfold()
         yield from self._window
         for _, entry in self._returned:
             yield entry
@@ -439,7 +445,7 @@ class PagingQueue:
 
     def _entries(self, rows: list[tuple[bytes, bytes]]) -> list[Entry]:
         """Entries of rows on disk; which of them are spilled ones is asked only where there are some."""
-        entries = self._read(rows)
+        entries = read_entries(rows)
         if self._has_spilled:
             spilled = self._store.get_many(Family.TRANSIENT, [e.key for e in entries])
             for entry, row in zip(entries, spilled, strict=True):
@@ -484,11 +490,22 @@ class PagingQueue:
         return rows, True
 
     def _take_in(self, rows: list[tuple[bytes, bytes]]) -> bool:
-        """Add rows behind the window; False if all of them are leased."""
-        found = self._entries(self._leased.free(rows))
+        """Add rows behind what is in memory; False if all of them are leased."""
+        free = self._leased.free(rows)
+        if not free:
+            return False
+        if not self._window and not self._has_spilled:
+            plain = read_plain(free)
+            if plain is not None and self._append_columns(plain):
+                return True
+        self._unfold()
+        self._take_in_entries(free)
+        return True
+
+    def _take_in_entries(self, rows: list[tuple[bytes, bytes]]) -> None:
+        found = self._entries(rows)
         self._window.extend(found)
         self._charge(sum([len(e.row) for e in found]) + ENTRY_OVERHEAD_BYTES * len(found))
-        return bool(found)
 
     def _row(self, entry: Entry) -> bytes:
         """The row of a message that came back without it."""
@@ -498,6 +515,7 @@ class PagingQueue:
 
     def _shrink(self, count: int, size_bytes: int) -> None:
         """Leave the end of what is in memory to the disk until so much is left."""
+        self._unfold()
         window = self._window
         dropped: list[Entry] = []
         while window and (self._bytes > size_bytes or len(window) + len(self._returned) > count):

@@ -27,6 +27,7 @@ from basaltmq.errors import BasaltError, InvalidArgumentError, InvalidConfigErro
 from basaltmq.ids import Ids
 from basaltmq.queues import fanout
 from basaltmq.queues.boot import Places
+from basaltmq.queues.budget import MemoryBudget, PagingLimits
 from basaltmq.queues.change import Change
 from basaltmq.queues.changes import Changes
 from basaltmq.queues.config import Durability, QueueConfig, decode_config, encode_config
@@ -43,7 +44,6 @@ from basaltmq.queues.leases import LeaseExpiry, Tokens, check_visibility
 from basaltmq.queues.loaded import LOADED_MAX, LoadedQueues
 from basaltmq.queues.long_operations import LongOperations
 from basaltmq.queues.message import Message
-from basaltmq.queues.paging import MemoryBudget, PagingLimits
 from basaltmq.queues.queue import Queue, Shared
 from basaltmq.queues.reclaim import Reclaim
 from basaltmq.queues.recorder import Listener, Silence

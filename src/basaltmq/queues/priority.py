@@ -14,6 +14,7 @@ from basaltmq.queues.backing import Entry, Info
 from basaltmq.queues.change import Change
 from basaltmq.queues.fair import FairQueue
 from basaltmq.queues.paging import PagingQueue
+from basaltmq.queues.plain import Plain
 from basaltmq.queues.proxy import Proxy
 from basaltmq.queues.row_changes import cancel_rows, put_rows
 from basaltmq.queues.rows import split_sub_queue
@@ -92,6 +93,10 @@ class PriorityQueue(Proxy):
             if len(taken) == count:
                 break
         return taken
+
+    def fetch_plain(self, count: int) -> Plain | None:
+        # What is delivered of such a queue says that its key has a priority.
+        return None
 
     def fetchwhile(self, holds: Callable[[Entry], bool], count_max: int, sub: str | None = None) -> list[Entry]:
         self._known()

@@ -1,6 +1,6 @@
-"""What backing queues made of several others share: taking messages away for good.
+"""What backing queues share, one and those made of several: taking messages away for good.
 
-A proxy says how messages are found and returned; deleting them is the same for all, and is undone by returning them.
+Each says how messages are found and returned; deleting them is the same for all, and is undone by returning them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from basaltmq.queues.row_changes import delete_rows
 
 
 class Proxy(ABC):
-    """The deleting half of a `BackingQueue` over several of them."""
+    """The deleting half of a `BackingQueue`."""
+
+    __slots__ = ()
 
     @abstractmethod
     def fetch(self, count: int) -> list[Entry]: ...

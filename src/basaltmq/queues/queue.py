@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import repeat
 from typing import Final
 
 from basaltmq.errors import InvalidArgumentError, LimitExceededError
-from basaltmq.queues import advice, dedup, failures, limits, making, rows
-from basaltmq.queues.backing import APART, RETURNED, SPILLED, TIMED, TRANSIENT, BackingQueue, Entry
+from basaltmq.queues import advice, dedup, failures, lending, limits, making, rows
+from basaltmq.queues.backing import APART, RETURNED, SPILLED, TIMED, BackingQueue, Entry
+from basaltmq.queues.budget import MemoryBudget
 from basaltmq.queues.change import Change
 from basaltmq.queues.config import Durability, QueueConfig
 from basaltmq.queues.delays import delay
-from basaltmq.queues.delivery import PRIORITY, REDELIVERED, Delivery
+from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
 from basaltmq.queues.expiry import expire
 from basaltmq.queues.fair import SUB_QUEUES_MAX
@@ -30,7 +30,7 @@ from basaltmq.queues.leases import FOREVER, LEASE_MAX, LeaseCall, Leases, check_
 from basaltmq.queues.lifecycle import Kind
 from basaltmq.queues.making import ENQUEUE_MAX, MS, Made
 from basaltmq.queues.message import Message, encode_row
-from basaltmq.queues.paging import MemoryBudget
+from basaltmq.queues.plain import Plain
 from basaltmq.queues.portion import fit
 from basaltmq.queues.shared import Shared
 from basaltmq.queues.stats import DURABLE_FIELDS, QueueStats
@@ -42,8 +42,6 @@ from basaltmq.store.keys import lp, queue_stats_key, timed_of
 FLOOR_EVERY: Final = 10_000
 """Acks between two looks at where the queue begins: at most so many tombstones are read when it is loaded."""
 
-_NOWHERE: Final = bytes(8)
-"""Below every place."""
 
 __all__ = ["ENQUEUE_MAX", "MS", "Queue", "Shared"]
 
@@ -227,7 +225,7 @@ class Queue:
         self.backing.publish_delivered(change, entries)
         change.fresh.update(e.key for e in entries)
         self.shared.events.note(change, Kind.ENQUEUED, self, entries)
-        return self._lend(change, [*entries], consumer, visibility_ms)
+        return lending.lend(self, change, [*entries], consumer, visibility_ms)
 
     def admit(self, change: Change, entries: Sequence[Entry], sub: str | None = None) -> None:
         """Let messages in that are complete: published, returned from a delay, dead-lettered, moved."""
@@ -283,14 +281,12 @@ class Queue:
         size_bytes_max: int | None = None,
     ) -> list[Delivery]:
         """Hand out up to `count` ready messages, the first and what fits beside it into `size_bytes_max`."""
-        entries = self.take_ready(change, min(count, LEASE_MAX, self.leases.room()), size_bytes_max)
-        return self._lend(change, entries, consumer, visibility_ms) if entries else []
-
-    def _lend(self, change: Change, entries: list[Entry], consumer: str, visibility_ms: int | None) -> list[Delivery]:
-        message_keys = [e.key for e in entries]
-        deliveries = self._hand_out(change, entries, message_keys, consumer, visibility_ms)
-        self.shared.events.note(change, Kind.LEASED, self, deliveries, consumer, keys=message_keys, tried=True)
-        return deliveries
+        count = min(count, LEASE_MAX, self.leases.room())
+        plain = lending.take_plain(self, change, count, size_bytes_max)
+        if plain is not None:
+            return lending.lend_plain(self, change, plain, consumer, visibility_ms)
+        entries = self.take_ready(change, count, size_bytes_max)
+        return lending.lend(self, change, entries, consumer, visibility_ms) if entries else []
 
     def take_ready(self, change: Change, count: int, size_bytes_max: int | None = None) -> list[Entry]:
         """Take up to `count` messages off the head that have not expired; they go back if the change fails."""
@@ -344,52 +340,6 @@ class Queue:
         if self.throttling is not None:
             self.throttling.unpark(now_ns)
 
-    def _hand_out(
-        self,
-        change: Change,
-        entries: list[Entry],
-        message_keys: list[bytes],
-        consumer: str,
-        visibility_ms: int | None,
-    ) -> list[Delivery]:
-        token = self.shared.tokens.next()
-        expires_ns = self._lease_until(change.now_ns, visibility_ms)
-        ids = [key[-16:] for key in message_keys]
-        call = LeaseCall(token, consumer, change.now_ns, expires_ns, dict(zip(ids, entries, strict=True)))
-        self.leases.add(change.batch, call)
-        change.undo(lambda: self.leases.forget(call))
-        change.after(lambda: self._expect_expiry(call))
-        change.marks.add(call)
-        self.used_ns = change.now_ns
-        until = max(self.leases.returned_ns, self.shared.places.crash_ns).to_bytes(8, "big")
-        if self._are_plain(entries, message_keys, until):
-            deliveries = list(map(Delivery, ids, repeat(token), message_keys, [e.row for e in entries]))
-            for entry in entries:
-                entry.row = b""
-            return deliveries
-        apart = [e for e in entries if e.flags & APART]
-        bodies = dict(zip([e.key for e in apart], self.bodies(change, apart), strict=True)) if apart else {}
-        always = PRIORITY if self.config.priorities_max else 0
-        deliveries = []
-        for message_id, entry in zip(ids, entries, strict=True):
-            key, row = entry.key, entry.row
-            came_back = entry.flags & RETURNED or key[-24:-16] <= until
-            marks = always | REDELIVERED if came_back else always
-            deliveries.append(Delivery(message_id, token, key, row, bodies.get(key), marks))
-            if entry.flags & (TRANSIENT | SPILLED) != TRANSIENT:
-                entry.row = b""
-        return deliveries
-
-    def _are_plain(self, entries: list[Entry], message_keys: list[bytes], until: bytes) -> bool:
-        """Whether there is nothing to say of messages but what is in their rows; `until`: may have come back."""
-        if self.config.priorities_max or [e for e in entries if e.flags]:
-            return False
-        return until == _NOWHERE or not [key for key in message_keys if key[-24:-16] <= until]
-
-    def _expect_expiry(self, call: LeaseCall) -> None:
-        if call.entries:
-            self.shared.lease_expiry.add(call.expires_ns, self.name, call.token)
-
     def bodies(self, change: Change, entries: list[Entry]) -> list[bytes]:
         """Bodies kept apart, also those that this change brings in."""
         if not change.fresh:
@@ -408,7 +358,7 @@ class Queue:
                 return value
         return self.shared.content.get(entry)
 
-    def _lease_until(self, now_ns: int, visibility_ms: int | None) -> int:
+    def lease_until(self, now_ns: int, visibility_ms: int | None) -> int:
         if visibility_ms is None:
             visibility_ms = self.config.visibility_timeout_ms
         check_visibility(visibility_ms)
@@ -420,7 +370,7 @@ class Queue:
         self.touch(change)
         self.used_ns = change.now_ns
         self.leases.settled(change.batch, call, rewrite=False)
-        if call in change.marks and not call.entries:
+        if call in change.marks and call.is_settled:
             self.leases.cancel(change, call)
         self.delete(change, entries)
         self.stats.acked += len(entries)
@@ -445,12 +395,18 @@ class Queue:
         call, entries = self._settle(change, token, ids)
         self.touch(change)
         self.leases.settled(change.batch, call, rewrite=True)
-        return entries
+        return list(entries)
 
-    def _settle(self, change: Change, token: int, ids: Sequence[bytes] | None) -> tuple[LeaseCall, list[Entry]]:
+    def _settle(self, change: Change, token: int, ids: Sequence[bytes] | None) -> tuple[LeaseCall, Sequence[Entry]]:
+        whole = self.leases.take_plain(token, ids)
+        if whole is not None:
+            call, plain, all_ids = whole
+            change.undo(lambda: self.leases.restore_plain(call, plain, all_ids))
+            change.after(lambda: self.shared.lease_expiry.remove(token))
+            return call, plain
         call, taken = self.leases.take(token, ids)
         change.undo(lambda: self.leases.restore(call, taken))
-        if not call.entries:
+        if call.is_settled:
             change.after(lambda: self.shared.lease_expiry.remove(token))
         return call, list(taken.values())
 
@@ -486,7 +442,7 @@ class Queue:
         For a part of its messages the lease is split, and the part has a token of its own.
         """
         call = self.leases.require(token)
-        expires_ns = self._lease_until(change.now_ns, visibility_ms)
+        expires_ns = self.lease_until(change.now_ns, visibility_ms)
         self.used_ns = change.now_ns
         if ids is None or len(ids) == len(call.entries):
             if ids is not None:
@@ -545,6 +501,8 @@ class Queue:
 
     def _clear_rows(self, change: Change, entries: Sequence[Entry], *, keep_bodies: bool) -> None:
         """Delete what a message has beside its row."""
+        if isinstance(entries, Plain) and not entries.flags:
+            return
         if not [e for e in entries if e.flags]:
             return
         marked = [e for e in entries if e.flags]

@@ -23,6 +23,9 @@ def put_rows(change: Change, entries: Sequence[Entry]) -> None:
 
 def delete_rows(change: Change, entries: Sequence[Entry]) -> None:
     """Delete the rows of messages, persistent and spilled."""
+    if isinstance(entries, Plain) and not entries.flags:
+        change.batch.delete_many(Family.MESSAGES, entries.keys)
+        return
     if not [e for e in entries if e.flags]:
         change.batch.delete_many(Family.MESSAGES, [e.key for e in entries])
         return

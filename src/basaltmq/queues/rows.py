@@ -17,6 +17,7 @@ from typing import Final
 from basaltmq.errors import CorruptionError
 from basaltmq.queues.backing import APART, RETURNED, SHARED, TIMED, Entry
 from basaltmq.queues.message import HEAD, LAYOUT, Message, decode_row
+from basaltmq.queues.plain import Plain
 from basaltmq.store.keys import lp
 
 ENVELOPE: Final = 0x80
@@ -90,6 +91,21 @@ def read_entries(found: Sequence[tuple[bytes, bytes]]) -> list[Entry]:
     size = HEAD.size
     entries = [Entry(key, row, len(row) - size) for key, row in found if row.startswith(_PLAIN)]
     return entries if len(entries) == len(found) else _read_any(found)
+
+
+def read_plain(found: Sequence[tuple[bytes, bytes]]) -> Plain | None:
+    """Rows on disk as columns, if there is nothing to say of any of them but its size."""
+    size = HEAD.size
+    keys = [key for key, _ in found]
+    rows = [row for _, row in found]
+    if not [row for row in rows if not row.startswith(_PLAIN)]:
+        return Plain(keys, rows, [length - size for length in map(len, rows)])
+    if min(map(len, rows)) < size:
+        return None
+    looks = list(map(_LOOK.unpack_from, rows))
+    if [layout for layout, attempts, expires_ns, _ in looks if layout != LAYOUT or attempts or expires_ns]:
+        return None
+    return Plain(keys, rows, [payload_bytes for _, _, _, payload_bytes in looks])
 
 
 def _read_any(found: Sequence[tuple[bytes, bytes]]) -> list[Entry]:

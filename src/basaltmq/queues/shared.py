@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from basaltmq.ids import Ids
 from basaltmq.queues.boot import Places
+from basaltmq.queues.budget import MemoryBudget, PagingLimits
 from basaltmq.queues.change import Change
 from basaltmq.queues.content import Content
 from basaltmq.queues.dead_letters import DeadLetterRouter
 from basaltmq.queues.leases import LeaseExpiry, Tokens
-from basaltmq.queues.paging import MemoryBudget, PagingLimits
 from basaltmq.queues.reclaim import Reclaim
 from basaltmq.queues.recorder import Listener, Silence
 from basaltmq.queues.throttle import TokenBuckets

@@ -150,7 +150,7 @@ def test_a_message_expires_on_time_behind_a_longer_one(
 def test_a_queue_ttl_lets_messages_go_in_order_without_an_index(
     planes: Planes, clock: Clock, resident_max: int
 ) -> None:
-    from basaltmq.queues.paging import PagingLimits
+    from basaltmq.queues.budget import PagingLimits
 
     plane = planes.open(paging=PagingLimits(resident_max=resident_max, read_ahead=2))
     plane.create(QueueConfig(name="q", ttl_ms=100))

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from basaltmq.queues.budget import PagingLimits
 from basaltmq.queues.config import Durability, QueueConfig
 from basaltmq.queues.draft import Draft
-from basaltmq.queues.paging import PagingLimits
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.commit import GroupCommit
 from basaltmq.store.memory import MemoryStore

@@ -12,9 +12,9 @@ from tests.unit.queues.conftest import Planes, payloads
 
 from basaltmq.errors import InvalidArgumentError, LimitExceededError
 from basaltmq.queues import fair
+from basaltmq.queues.budget import MemoryBudget
 from basaltmq.queues.config import Durability, QueueConfig
 from basaltmq.queues.draft import Draft
-from basaltmq.queues.paging import MemoryBudget
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.ranges import read_ranges
 

@@ -6,10 +6,11 @@ import pytest
 from tests.unit.queues.conftest import TestStore
 
 from basaltmq.queues.backing import SPILLED, TRANSIENT, Entry
+from basaltmq.queues.budget import MemoryBudget, PagingLimits
 from basaltmq.queues.change import Change
 from basaltmq.queues.message import Message, encode_row
-from basaltmq.queues.paging import RESIDENT_BYTES_MIN, MemoryBudget, PagingLimits, PagingQueue
-from basaltmq.queues.rows import prefix_of, read_entries
+from basaltmq.queues.paging import RESIDENT_BYTES_MIN, PagingQueue
+from basaltmq.queues.rows import prefix_of
 from basaltmq.store.families import Family
 
 PREFIX = prefix_of("q", "default")
@@ -51,9 +52,7 @@ class Bench:
         self.queue = self.open(known_empty=True)
 
     def open(self, *, known_empty: bool = False, prefix: bytes = PREFIX) -> PagingQueue:
-        return PagingQueue(
-            self.store, prefix, self.budget, self.limits, read_entries, self.leased, known_empty=known_empty
-        )
+        return PagingQueue(self.store, prefix, self.budget, self.limits, self.leased, known_empty=known_empty)
 
     def write(self, change: Change) -> None:
         self.store.write(change.seal())

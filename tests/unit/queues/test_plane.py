@@ -313,7 +313,7 @@ def test_queues_with_transient_messages_are_not_let_go(planes: Planes) -> None:
 
 @pytest.mark.spec("E10")
 def test_transient_messages_are_gone_after_a_restart_and_the_rest_is_not(planes: Planes) -> None:
-    from basaltmq.queues.paging import PagingLimits
+    from basaltmq.queues.budget import PagingLimits
 
     plane = planes.open(paging=PagingLimits(resident_max=2, read_ahead=2))
     plane.create(QueueConfig(name="q"))

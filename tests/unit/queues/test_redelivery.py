@@ -8,9 +8,9 @@ import pytest
 from tests.unit.queues.conftest import Clock, Planes, payloads, settle
 
 from basaltmq.errors import CorruptionError
+from basaltmq.queues.budget import PagingLimits
 from basaltmq.queues.config import Durability, QueueConfig
 from basaltmq.queues.draft import Draft
-from basaltmq.queues.paging import PagingLimits
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family

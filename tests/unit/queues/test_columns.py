@@ -1,0 +1,172 @@
+"""Messages that stay columns from publish to ack do what entries do, and become entries where somebody wants a part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.unit.queues.conftest import Clock, Planes, TestStore, payloads, settle
+
+from basaltmq.errors import StaleLeaseError, StoreStalledError
+from basaltmq.queues.budget import PagingLimits
+from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.queues.draft import Draft
+from basaltmq.queues.fair import FairQueue
+from basaltmq.queues.plain import Plain, Stretch
+from basaltmq.queues.plane import QueuePlane
+from basaltmq.queues.rows import plain_rows, read_plain, weighted_rows, wrap
+from basaltmq.store.families import Family
+
+Make = Callable[..., str]
+
+
+def is_plain(plane: QueuePlane, queue: str, token: int) -> bool:
+    """Whether a lease has its messages as columns."""
+    return plane._loaded.require(queue).leases.require(token).plain is not None
+
+
+def columns(first: int, count: int) -> Plain:
+    numbers = range(first, first + count)
+    return Plain([b"k%03d" % n for n in numbers], [b"r%d" % n for n in numbers], list(numbers))
+
+
+def test_a_stretch_gives_what_was_added_in_order_however_it_is_cut() -> None:
+    stretch = Stretch()
+    seen: list[tuple[bytes, bytes, int]] = []
+    added = 0
+    for count in (7, 1, 30, 2):
+        stretch.add(columns(added, count))
+        added += count
+        assert stretch.last() == b"k%03d" % (added - 1)
+        assert stretch.first() == b"k%03d" % len(seen)
+        taken = stretch.take(5)
+        seen += zip(taken.keys, taken.rows, taken.sizes, strict=True)
+    while len(stretch):
+        taken = stretch.take(3)
+        assert taken.size_bytes == sum(taken.sizes)
+        seen += zip(taken.keys, taken.rows, taken.sizes, strict=True)
+    whole = columns(0, added)
+    assert seen == list(zip(whole.keys, whole.rows, whole.sizes, strict=True))
+
+
+def test_rows_are_columns_only_if_there_is_nothing_to_say_of_any_of_them() -> None:
+    plain = plain_rows([b"", b"abc"], 0)
+    with_properties = plain_rows([b"abcd"], 0, [b"properties"])
+    weighted = weighted_rows([b"x" * 9], 0, [b""], [7])
+    found = read_plain([(b"%d" % n, row) for n, row in enumerate([*plain, *with_properties, *weighted])])
+    assert found is not None
+    assert found.sizes == [0, 3, 4, 9]
+    assert found.size_bytes == 16
+    for other in (plain_rows([b"x"], 99)[0], wrap(plain[0], 0), b"\x01"):
+        assert read_plain([(b"0", plain[0]), (b"1", other)]) is None
+
+
+@pytest.mark.spec("C7")
+def test_messages_published_by_the_hundred_are_leased_and_acked_as_columns(
+    plane: QueuePlane, make: Make, store: TestStore
+) -> None:
+    queue = make()
+    plane.enqueue(queue, [b"%d" % n for n in range(7)])
+    plane.enqueue(queue, [b"%d" % n for n in range(7, 10)])
+    held = plane.lease(queue, 8)
+    assert is_plain(plane, queue, held[0].token)
+    assert [d.payload for d in held] == [b"%d" % n for n in range(8)]
+    stats = plane.stats(queue)
+    assert (stats["leased"], stats["ready"], stats["ready_bytes"]) == (8, 2, 2)
+    plane.ack(queue, held[0].token)
+    assert len(store.rows(Family.MESSAGES)) == 2
+    assert store.rows(Family.LEASE_CALLS) == store.rows(Family.LEASE_CALL_EXPIRY) == []
+    with pytest.raises(StaleLeaseError):
+        plane.ack(queue, held[0].token)
+    assert payloads(plane, queue) == [b"8", b"9"]
+    assert plane.stats(queue)["size_bytes"] == 0
+
+
+@pytest.mark.spec("C7")
+@pytest.mark.parametrize("order", ["all", "reversed", "part"])
+def test_an_ack_by_ids_settles_just_those(plane: QueuePlane, make: Make, order: str) -> None:
+    queue = make()
+    plane.enqueue(queue, [b"%d" % n for n in range(5)])
+    held = plane.lease(queue, 5)
+    ids = [d.id for d in held]
+    chosen = {"all": ids, "reversed": ids[::-1], "part": [ids[3], ids[1]]}[order]
+    assert plane.ack(queue, held[0].token, chosen) == len(chosen)
+    left = [d.payload for d in held if d.id not in chosen]
+    assert plane.stats(queue)["leased"] == len(left)
+    if left:
+        plane.release(queue, held[0].token)
+    again = plane.lease(queue, 5)
+    assert [(d.payload, d.redelivered) for d in again] == [(payload, True) for payload in left]
+
+
+@pytest.mark.promise("P2")
+@pytest.mark.parametrize("what", ["lease", "ack", "nack", "release", "extend"])
+def test_a_refused_write_changes_nothing(
+    plane: QueuePlane, make: Make, store: TestStore, clock: Clock, what: str
+) -> None:
+    queue = make(visibility_timeout_ms=100)
+    plane.enqueue(queue, [b"%d" % n for n in range(4)])
+    held = [] if what == "lease" else plane.lease(queue, 3)
+    before = plane.stats(queue)
+    store.refuse = 1
+    arguments: list[object] = [held[0].token] if held else [3]
+    if what == "extend":
+        arguments += [5000, [held[1].id]]
+    with pytest.raises(StoreStalledError):
+        getattr(plane, what)(queue, *arguments)
+    assert plane.stats(queue) == before
+    if held:
+        assert [d.payload for d in plane.lease(queue, 9)] == [b"3"]
+        assert plane.ack(queue, held[0].token, [held[1].id]) == 1
+        clock.pass_ms(100)
+        settle(plane, clock)
+        assert payloads(plane, queue) == [b"0", b"2", b"3"]
+    else:
+        assert payloads(plane, queue) == [b"%d" % n for n in range(4)]
+
+
+@pytest.mark.promise("P3")
+def test_what_comes_back_goes_before_the_columns_behind_it(plane: QueuePlane, make: Make) -> None:
+    queue = make()
+    plane.enqueue(queue, [b"%d" % n for n in range(6)])
+    held = plane.lease(queue, 2)
+    plane.release(queue, held[0].token, [held[1].id])
+    plane.enqueue(queue, [Draft(payload=b"t", transient=True)])
+    plane.enqueue(queue, [b"6", b"7"])
+    assert [d.payload for d in plane.lease(queue, 20)] == [b"1", b"2", b"3", b"4", b"5", b"t", b"6", b"7"]
+
+
+def test_a_long_queue_is_read_as_columns_of_the_size_asked_for(planes: Planes) -> None:
+    plane = planes.open(paging=PagingLimits(resident_max=50, read_ahead=7))
+    plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
+    for first in range(0, 200, 20):
+        plane.enqueue("q", [b"%d" % n for n in range(first, first + 20)])
+    seen: list[bytes] = []
+    sizes: list[int] = []
+    while held := plane.lease("q", 30):
+        sizes.append(len(held))
+        seen += [d.payload for d in held]
+        plane.ack("q", held[0].token)
+    assert seen == [b"%d" % n for n in range(200)]
+    assert sizes == [30] * 6 + [20]
+
+
+def test_columns_of_more_bytes_than_asked_for_are_cut(plane: QueuePlane, make: Make) -> None:
+    queue = make()
+    plane.enqueue(queue, [b"x" * 100] * 5)
+    assert len(plane.lease(queue, 5, size_bytes_max=250)) == 2
+    assert len(plane.lease(queue, 5, size_bytes_max=300)) == 3
+
+
+def test_memory_is_given_back_for_what_is_taken_as_columns(plane: QueuePlane, make: Make) -> None:
+    queue = make()
+    backing = plane._loaded.require(queue).backing
+    assert isinstance(backing, FairQueue)
+    plane.enqueue(queue, [b"x" * 100] * 10)
+    assert backing.resident_len() == 10
+    assert backing.info().resident_bytes > 1000
+    plane.lease(queue, 4)
+    assert backing.resident_len() == 6
+    assert len(plane.browse(queue)) == 6
+    plane.lease(queue, 6)
+    assert plane._shared.budget.used_bytes == 0
