@@ -8,6 +8,7 @@ that is busy with other things it says more than the clock.
 
 A million records, or ten million with --full; BASALT_BENCH_PIPELINE_RECORDS sets another number. The bar of archive is
 for ten million. BASALT_BENCH_PIPELINE_PARTS=read,archive,follow names the parts to run; all if it is not set.
+BASALT_BENCH_PIPELINE_ROUNDS sets how many turns are taken, three unless told.
 """
 
 from __future__ import annotations
@@ -216,7 +217,7 @@ def _in_turns(other: Callable[[], object], own: Callable[[], object]) -> list[tu
     """Both once to warm up, then in turns."""
     other()
     own()
-    return [(_took(other), _took(own)) for _ in range(ROUNDS)]
+    return [(_took(other), _took(own)) for _ in range(int(os.environ.get("BASALT_BENCH_PIPELINE_ROUNDS", ROUNDS)))]
 
 
 def _took(action: Callable[[], object]) -> Took:
