@@ -21,8 +21,8 @@ from bench.row import Row
 
 import basaltmq
 from basaltmq.embedded.database import Basalt, Settings
-from basaltmq.embedded.events import EventSettings
 from basaltmq.queues.draft import Draft
+from basaltmq.queues.event_topic import EventSettings
 
 PAIRS: Final = 24
 MESSAGES: Final = 20_000

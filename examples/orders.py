@@ -8,8 +8,8 @@ from pathlib import Path
 
 import basaltmq
 from basaltmq.embedded.database import Settings
-from basaltmq.embedded.events import EventSettings
 from basaltmq.log.record import Record
+from basaltmq.queues.event_topic import EventSettings
 
 HOUR_MS = 3_600_000
 BEGIN_MS = 1_790_000_000_000

@@ -35,7 +35,6 @@ from basaltmq.broker.stream_spool import StreamSpool
 from basaltmq.broker.tick_batch import ACK, REJECT, REQUEUE, Publish, Publisher, Settlement
 from basaltmq.broker.timekeeping import Timekeeper
 from basaltmq.broker.topology import Topology
-from basaltmq.embedded.events import EventSettings, EventWriter
 from basaltmq.errors import (
     AccessRefusedError,
     BasaltError,
@@ -44,6 +43,7 @@ from basaltmq.errors import (
     VHostDownError,
 )
 from basaltmq.queues.config import QueueConfig
+from basaltmq.queues.event_topic import EventSettings, EventWriter
 from basaltmq.queues.message import Message
 from basaltmq.queues.paging import MemoryBudget
 from basaltmq.queues.plane import QueuePlane

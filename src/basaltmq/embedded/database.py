@@ -21,7 +21,6 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from basaltmq.embedded.events import EventSettings, EventWriter
 from basaltmq.embedded.queue import EmbeddedQueue
 from basaltmq.embedded.queues import OpenQueues
 from basaltmq.embedded.topic import EmbeddedTopic
@@ -29,6 +28,7 @@ from basaltmq.embedded.transaction import Transaction, Xa
 from basaltmq.embedded.waiting import Arrivals
 from basaltmq.errors import BasaltError, InvalidConfigError, StoreClosedError, TopicExistsError
 from basaltmq.log.backup import copy_lane
+from basaltmq.queues.event_topic import EventSettings, EventWriter
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.api import Store
 from basaltmq.store.directory import QUARANTINE

@@ -18,10 +18,10 @@ from typing import Any, Final
 
 import msgspec
 
-from basaltmq.embedded.events import EventWriter
 from basaltmq.embedded.queue import EmbeddedQueue
 from basaltmq.errors import InvalidConfigError, QueueExistsError, QueueNotFoundError, StoreClosedError
 from basaltmq.queues.config import QueueConfig
+from basaltmq.queues.event_topic import EventWriter
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.api import Store
 from basaltmq.store.commit import GroupCommit

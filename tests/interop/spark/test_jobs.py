@@ -16,7 +16,6 @@ from pyspark.sql import SparkSession
 import basaltmq
 from basaltmq.cli.main import main
 from basaltmq.embedded.database import Settings
-from basaltmq.embedded.events import EventSettings
 from basaltmq.pipeline.archive import ArchiveJob, archive
 from basaltmq.pipeline.audit import Audited, AuditJob, audit
 from basaltmq.pipeline.compact import CompactJob, compact
@@ -26,6 +25,7 @@ from basaltmq.pipeline.latency import latency
 from basaltmq.pipeline.manifest import read_manifests
 from basaltmq.pipeline.replay import ReplayJob, replay
 from basaltmq.pipeline.reports import audit_page, latency_page
+from basaltmq.queues.event_topic import EventSettings
 from basaltmq.store import keys
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family

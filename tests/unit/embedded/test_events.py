@@ -10,8 +10,8 @@ from tests.unit.embedded.queue_rig import until
 
 import basaltmq
 from basaltmq.embedded.database import Basalt, Settings
-from basaltmq.embedded.events import EventSettings
 from basaltmq.errors import DiskFullError, InvalidConfigError
+from basaltmq.queues.event_topic import EventSettings
 from basaltmq.queues.lifecycle import TOPIC, Event, Kind, decode_events
 from basaltmq.streams.shards import Engine
 

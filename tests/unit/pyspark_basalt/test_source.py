@@ -9,8 +9,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import basaltmq
 from basaltmq.embedded.database import Settings
-from basaltmq.embedded.events import EventSettings
 from basaltmq.errors import DataLossError
+from basaltmq.queues.event_topic import EventSettings
 from basaltmq.streams.view import StreamView
 from pyspark_basalt.events import SCHEMA as EVENTS
 from pyspark_basalt.options import parse
