@@ -57,6 +57,10 @@ def refusal(client: Client, group: str) -> int:
     return e.NONE if client.may(READ, group) else e.GROUP_AUTHORIZATION_FAILED
 
 
+def denial(client: Client, topic: str) -> int:
+    return e.NONE if client.may(READ, topic) else e.TOPIC_AUTHORIZATION_FAILED
+
+
 async def join_group(desk: Desk, client: Client, request: Request) -> Fields:
     body = request.body
     refused = refusal(client, body["group_id"])
@@ -123,10 +127,11 @@ async def offset_commit(desk: Desk, client: Client, request: Request) -> Fields:
     commits: dict[TopicPartition, int | Commit] = {}
     topics = []
     for topic in body["topics"]:
-        found = desk.plane.topics.find(topic["name"]) if client.may(READ, topic["name"]) else None
+        denied = denial(client, topic["name"])
+        found = None if denied else desk.plane.topics.find(topic["name"])
         partitions = []
         for each in topic["partitions"]:
-            wrong = code or wrong_commit(each, 0 if found is None else found.config.partitions)
+            wrong = code or denied or wrong_commit(each, 0 if found is None else found.config.partitions)
             if found is not None and not wrong:
                 commits[found.id, each["partition_index"]] = Commit(
                     each["committed_offset"],
@@ -188,7 +193,12 @@ def _committed(
             return _all_committed(desk, client, group, is_stable), e.NONE
         found: list[Fields] = []
         for asked in wanted:
-            topic = desk.plane.topics.find(asked["name"]) if client.may(READ, asked["name"]) else None
+            denied = denial(client, asked["name"])
+            if denied:
+                partitions = [{"partition_index": each, "error_code": denied} for each in asked["partition_indexes"]]
+                found.append({"name": asked["name"], "partitions": partitions})
+                continue
+            topic = desk.plane.topics.find(asked["name"])
             known: dict[TopicPartition, Commit] = {}
             if topic is not None:
                 places = [(topic.id, each) for each in asked["partition_indexes"] if each >= 0]
@@ -309,12 +319,15 @@ async def offset_delete(desk: Desk, client: Client, request: Request) -> Fields:
     topics: list[Fields] = []
     going: set[TopicPartition] = set()
     for asked in body["topics"]:
-        topic = desk.plane.topics.find(asked["name"]) if client.may(READ, asked["name"]) else None
+        denied = denial(client, asked["name"])
+        topic = None if denied else desk.plane.topics.find(asked["name"])
         partitions: list[dict[str, Any]] = []
         for each in asked["partitions"]:
             at = each["partition_index"]
-            wrong = e.NONE
-            if topic is None or not 0 <= at < topic.config.partitions:
+            wrong = denied
+            if denied:
+                pass
+            elif topic is None or not 0 <= at < topic.config.partitions:
                 wrong = e.UNKNOWN_TOPIC_OR_PARTITION
             elif group is not None and group.members:
                 # Which topics its members read is in metadata of their own making; with members, all count as read.

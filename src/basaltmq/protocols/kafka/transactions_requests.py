@@ -14,7 +14,7 @@ from basaltmq.protocols.kafka import errors as e
 from basaltmq.protocols.kafka.api import Request
 from basaltmq.protocols.kafka.desk import Answer, Client, Desk
 from basaltmq.protocols.kafka.errors import Refused
-from basaltmq.protocols.kafka.groups import refusal, wrong_commit
+from basaltmq.protocols.kafka.groups import denial, refusal, wrong_commit
 from basaltmq.protocols.kafka.schema import Fields
 from basaltmq.protocols.kafka.transactions_row import State, Transaction
 from basaltmq.streams.offsets import Commit, TopicPartition
@@ -117,10 +117,11 @@ async def commit_offsets(desk: Desk, client: Client, request: Request) -> Fields
     commits: dict[TopicPartition, Commit] = {}
     topics = []
     for topic in body["topics"]:
-        found = desk.plane.topics.find(topic["name"]) if client.may(READ, topic["name"]) else None
+        denied = denial(client, topic["name"])
+        found = None if denied else desk.plane.topics.find(topic["name"])
         partitions = []
         for each in topic["partitions"]:
-            wrong = code or wrong_commit(each, 0 if found is None else found.config.partitions)
+            wrong = code or denied or wrong_commit(each, 0 if found is None else found.config.partitions)
             if found is not None and not wrong:
                 commits[found.id, each["partition_index"]] = Commit(
                     each["committed_offset"],

@@ -1,0 +1,328 @@
+"""Who may what: every request that touches something asks for the right to it, and says so in Kafka's words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, cast
+
+import pytest
+from tests.unit.log.strategies import transactional
+from tests.unit.protocols.kafka.test_kafka_desk import Anybody, batch_of
+from tests.unit.protocols.kafka.test_kafka_transactions import TIMEOUT_MS, World
+
+from basaltmq.broker.permissions import CONFIGURE, READ, WRITE
+from basaltmq.errors import AccessRefusedError
+from basaltmq.protocols.kafka import api as k
+from basaltmq.protocols.kafka import errors as e
+from basaltmq.protocols.kafka.api import APIS
+from basaltmq.protocols.kafka.desk import Client
+from basaltmq.protocols.kafka.server import handlers
+from basaltmq.streams.offsets import Commit
+
+TOPIC, GROUP, ID = "a-topic", "a-group", "an-id"
+Right = tuple[str, str]
+Answer = dict[str, Any]
+
+
+class Somebody(Anybody):
+    """A client that may do everything but one thing."""
+
+    def __init__(self, denied: Right | None) -> None:
+        self._denied = denied
+
+    def may(self, kind: str, resource: str) -> bool:
+        return (kind, resource) != self._denied
+
+    def check(self, kind: str, resource: str) -> None:
+        if not self.may(kind, resource):
+            raise AccessRefusedError(f"{kind} access to '{resource}' refused")
+
+    def is_administrator(self) -> bool:
+        return False
+
+
+class Asked(NamedTuple):
+    """A request, the right it needs, and where in the answer it is told that it is missing."""
+
+    key: int
+    version: int
+    body: Answer
+    right: Right
+    code: int
+    told: Callable[[Answer], Any]
+
+
+def partition_of(answer: Answer) -> Any:
+    return answer["topics"][0]["partitions"][0]["error_code"]
+
+
+def result(answer: Answer) -> Any:
+    return answer["results"][0]["error_code"]
+
+
+def whole(answer: Answer) -> Any:
+    return answer["error_code"]
+
+
+READS, WRITES, CONFIGURES = (READ, TOPIC), (WRITE, TOPIC), (CONFIGURE, TOPIC)
+READS_GROUP, WRITES_ID = (READ, GROUP), (WRITE, ID)
+NO_TOPIC, NO_GROUP = e.TOPIC_AUTHORIZATION_FAILED, e.GROUP_AUTHORIZATION_FAILED
+NO_ID = e.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+
+_COMMIT = {"name": TOPIC, "partitions": [{"partition_index": 0, "committed_offset": 1, "committed_metadata": None}]}
+_JOIN = {
+    "group_id": GROUP,
+    "session_timeout_ms": 10_000,
+    "rebalance_timeout_ms": 10_000,
+    "member_id": "",
+    "protocol_type": "consumer",
+    "protocols": [{"name": "range", "metadata": b""}],
+}
+_MEMBER = {"group_id": GROUP, "generation_id": 1, "member_id": "m"}
+_OF_ID = {"transactional_id": ID, "producer_id": 0, "producer_epoch": 0}
+_OFFSETS = {"group_id": GROUP, "generation_id": -1, "member_id": "", "topics": [_COMMIT]}
+_FETCH = {
+    "max_wait_ms": 0,
+    "min_bytes": 1,
+    "max_bytes": 1000,
+    "isolation_level": 0,
+    "topics": [{"topic": TOPIC, "partitions": [{"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}]}],
+}
+_PRODUCE = {
+    "transactional_id": None,
+    "acks": -1,
+    "timeout_ms": 1000,
+    "topics": [{"name": TOPIC, "partitions": [{"index": 0, "records": batch_of(b"x")}]}],
+}
+_TRANSACT = {**_PRODUCE, "transactional_id": ID}
+_CONFIG = {"resource_type": 2, "resource_name": TOPIC}
+_WANTED = {"group_id": GROUP, "topics": [{"name": TOPIC, "partition_indexes": [0]}]}
+_GONE = {"group_id": GROUP, "topics": [{"name": TOPIC, "partitions": [{"partition_index": 0}]}]}
+_NEW = {"name": TOPIC, "num_partitions": 1, "replication_factor": 1}
+_TXN_OFFSETS = {**_OF_ID, **_OFFSETS}
+
+REQUESTS = [
+    Asked(k.PRODUCE, 9, _PRODUCE, WRITES, NO_TOPIC, partition_of),
+    Asked(k.FETCH, 12, _FETCH, READS, NO_TOPIC, partition_of),
+    Asked(
+        k.LIST_OFFSETS,
+        5,
+        {"topics": [{"name": TOPIC, "partitions": [{"partition_index": 0, "timestamp": -1}]}]},
+        READS,
+        NO_TOPIC,
+        partition_of,
+    ),
+    Asked(
+        k.OFFSET_FOR_LEADER_EPOCH,
+        3,
+        {"topics": [{"topic": TOPIC, "partitions": [{"partition": 0, "leader_epoch": 0}]}]},
+        READS,
+        NO_TOPIC,
+        partition_of,
+    ),
+    Asked(k.OFFSET_COMMIT, 7, _OFFSETS, READS_GROUP, NO_GROUP, partition_of),
+    Asked(k.OFFSET_COMMIT, 7, _OFFSETS, READS, NO_TOPIC, partition_of),
+    Asked(k.OFFSET_FETCH, 7, _WANTED, READS_GROUP, NO_GROUP, whole),
+    Asked(k.OFFSET_FETCH, 7, _WANTED, READS, NO_TOPIC, partition_of),
+    Asked(k.OFFSET_DELETE, 0, _GONE, READS_GROUP, NO_GROUP, whole),
+    Asked(k.OFFSET_DELETE, 0, _GONE, READS, NO_TOPIC, partition_of),
+    Asked(k.JOIN_GROUP, 5, _JOIN, READS_GROUP, NO_GROUP, whole),
+    Asked(k.SYNC_GROUP, 3, _MEMBER, READS_GROUP, NO_GROUP, whole),
+    Asked(k.HEARTBEAT, 3, _MEMBER, READS_GROUP, NO_GROUP, whole),
+    Asked(k.LEAVE_GROUP, 3, {"group_id": GROUP, "members": [{"member_id": "m"}]}, READS_GROUP, NO_GROUP, whole),
+    Asked(
+        k.DESCRIBE_GROUPS,
+        5,
+        {"groups": [GROUP]},
+        READS_GROUP,
+        NO_GROUP,
+        lambda answer: answer["groups"][0]["error_code"],
+    ),
+    Asked(k.DELETE_GROUPS, 1, {"groups_names": [GROUP]}, READS_GROUP, NO_GROUP, result),
+    Asked(
+        k.DELETE_TOPICS,
+        4,
+        {"topic_names": [TOPIC]},
+        CONFIGURES,
+        NO_TOPIC,
+        lambda answer: answer["responses"][0]["error_code"],
+    ),
+    Asked(
+        k.CREATE_TOPICS,
+        4,
+        {"topics": [_NEW]},
+        CONFIGURES,
+        NO_TOPIC,
+        lambda answer: answer["topics"][0]["error_code"],
+    ),
+    Asked(k.CREATE_PARTITIONS, 1, {"topics": [{"name": TOPIC, "count": 2}]}, CONFIGURES, NO_TOPIC, result),
+    Asked(
+        k.DELETE_RECORDS,
+        1,
+        {"topics": [{"name": TOPIC, "partitions": [{"partition_index": 0, "offset": 0}]}]},
+        CONFIGURES,
+        NO_TOPIC,
+        partition_of,
+    ),
+    Asked(k.DESCRIBE_CONFIGS, 1, {"resources": [_CONFIG]}, READS, NO_TOPIC, result),
+    Asked(
+        k.ALTER_CONFIGS,
+        1,
+        {"resources": [{**_CONFIG, "configs": []}]},
+        CONFIGURES,
+        NO_TOPIC,
+        lambda answer: answer["responses"][0]["error_code"],
+    ),
+    Asked(
+        k.INCREMENTAL_ALTER_CONFIGS,
+        0,
+        {"resources": [{**_CONFIG, "configs": []}]},
+        CONFIGURES,
+        NO_TOPIC,
+        lambda answer: answer["responses"][0]["error_code"],
+    ),
+    Asked(
+        k.INIT_PRODUCER_ID,
+        4,
+        {"transactional_id": ID, "transaction_timeout_ms": TIMEOUT_MS},
+        WRITES_ID,
+        NO_ID,
+        whole,
+    ),
+    Asked(
+        k.ADD_PARTITIONS_TO_TXN,
+        3,
+        {**_OF_ID, "topics": [{"name": TOPIC, "partitions": [0]}]},
+        WRITES_ID,
+        NO_ID,
+        lambda answer: answer["results"][0]["results"][0]["error_code"],
+    ),
+    Asked(
+        k.ADD_PARTITIONS_TO_TXN,
+        3,
+        {**_OF_ID, "topics": [{"name": TOPIC, "partitions": [0]}]},
+        WRITES,
+        NO_TOPIC,
+        lambda answer: answer["results"][0]["results"][0]["error_code"],
+    ),
+    Asked(k.ADD_OFFSETS_TO_TXN, 3, {**_OF_ID, "group_id": GROUP}, WRITES_ID, NO_ID, whole),
+    Asked(k.ADD_OFFSETS_TO_TXN, 3, {**_OF_ID, "group_id": GROUP}, READS_GROUP, NO_GROUP, whole),
+    Asked(k.TXN_OFFSET_COMMIT, 3, _TXN_OFFSETS, WRITES_ID, NO_ID, partition_of),
+    Asked(k.TXN_OFFSET_COMMIT, 3, _TXN_OFFSETS, READS_GROUP, NO_GROUP, partition_of),
+    Asked(k.TXN_OFFSET_COMMIT, 3, _TXN_OFFSETS, READS, NO_TOPIC, partition_of),
+    Asked(k.END_TXN, 3, {**_OF_ID, "committed": True}, WRITES_ID, NO_ID, whole),
+    Asked(
+        k.DESCRIBE_TRANSACTIONS,
+        0,
+        {"transactional_ids": [ID]},
+        WRITES_ID,
+        NO_ID,
+        lambda answer: answer["transaction_states"][0]["error_code"],
+    ),
+    Asked(
+        k.DESCRIBE_PRODUCERS,
+        0,
+        {"topics": [{"name": TOPIC, "partition_indexes": [0]}]},
+        READS,
+        NO_TOPIC,
+        partition_of,
+    ),
+]
+
+FREE = frozenset((k.API_VERSIONS, k.SASL_HANDSHAKE, k.SASL_AUTHENTICATE, k.FIND_COORDINATOR, k.DESCRIBE_CLUSTER))
+"""Touch nothing that anybody has a right to."""
+
+SHOWN = frozenset((k.METADATA, k.LIST_GROUPS, k.LIST_TRANSACTIONS))
+"""Leave out what the client may not see."""
+
+ADMINISTRATORS = frozenset((k.DESCRIBE_USER_SCRAM_CREDENTIALS, k.ALTER_USER_SCRAM_CREDENTIALS))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    made = World(tmp_path_factory.mktemp("access") / "store")
+    made.topic(TOPIC)
+    source = made.desk.topic(TOPIC).id
+
+    async def fill() -> None:
+        pid, epoch = await made.transactions.initialize(ID, TIMEOUT_MS)
+        assert (pid, epoch) == (0, 0)
+        made.desk.plane.offsets.commit(GROUP, {(source, 0): Commit(1)})
+
+    asyncio.run(fill())
+    yield made
+    made.close()
+
+
+def ask(world: World, denied: Right | None, key: int, version: int, body: Answer) -> Answer:
+    async def run() -> Answer:
+        raw = k.encode_request(key, version, 1, "test", body)
+        answer: Any = handlers()[key](world.desk, cast(Client, Somebody(denied)), k.decode_request(raw[4:]))
+        if isinstance(answer, tuple):
+            answer = answer[0]
+        if asyncio.iscoroutine(answer):
+            answer = await answer
+        encoded = b"".join(k.encode_response(APIS[key], version, 1, answer))
+        return k.decode_response(key, version, encoded[4:])[1]
+
+    return asyncio.run(run())
+
+
+def test_every_request_is_looked_at_here() -> None:
+    assert {each.key for each in REQUESTS} | FREE | SHOWN | ADMINISTRATORS == set(APIS)
+
+
+@pytest.mark.parametrize("asked", REQUESTS, ids=lambda each: f"{APIS[each.key].name}-{'-'.join(each.right)}")
+def test_without_the_right_nothing_is_done_and_it_is_said(world: World, asked: Asked) -> None:
+    before = world.transactions.get(ID)
+    answer = ask(world, asked.right, asked.key, asked.version, asked.body)
+    assert asked.told(answer) == asked.code
+    assert world.transactions.get(ID) == before
+    assert [each.offset for each in world.desk.plane.offsets.of_group(GROUP).values()] == [1]
+    engine, shard = world.desk.engine(world.desk.topic(TOPIC), 0)
+    assert engine.shard_info(shard).next_offset == 0
+
+
+def test_a_batch_of_a_transaction_needs_the_right_to_the_topic_too(world: World) -> None:
+    topics = [{"name": TOPIC, "partitions": [{"index": 0, "records": transactional(0, 0, b"x")}]}]
+    answer = ask(world, WRITES, k.PRODUCE, 9, {**_TRANSACT, "topics": topics})
+    assert partition_of(answer) == NO_TOPIC
+
+
+def test_lists_leave_out_what_may_not_be_seen(world: World) -> None:
+    def topics(denied: Right | None) -> list[str]:
+        answer = ask(world, denied, k.METADATA, 1, {"topics": None})
+        return [each["name"] for each in answer["topics"]]
+
+    assert topics(READS) == [TOPIC], "one that it may write to is seen"
+
+    def groups(denied: Right | None) -> list[str]:
+        return [each["group_id"] for each in ask(world, denied, k.LIST_GROUPS, 4, {"states_filter": []})["groups"]]
+
+    assert (groups(None), groups(READS_GROUP)) == ([GROUP], [])
+
+    def transactions(denied: Right | None) -> list[str]:
+        asked: Answer = {"state_filters": [], "producer_id_filters": []}
+        answer = ask(world, denied, k.LIST_TRANSACTIONS, 0, asked)
+        return [each["transactional_id"] for each in answer["transaction_states"]]
+
+    assert (transactions(None), transactions(WRITES_ID)) == ([ID], [])
+    hidden = ask(world, READS, k.OFFSET_FETCH, 7, {"group_id": GROUP, "topics": None})
+    assert hidden["topics"] == []
+    assert len(ask(world, None, k.OFFSET_FETCH, 7, {"group_id": GROUP, "topics": None})["topics"]) == 1
+
+
+def test_a_topic_is_made_in_passing_only_for_who_may_configure_it(world: World) -> None:
+    asked = {"topics": [{"name": "passing"}], "allow_auto_topic_creation": True}
+    answer = ask(world, (CONFIGURE, "passing"), k.METADATA, 4, asked)
+    assert answer["topics"][0]["error_code"] == e.UNKNOWN_TOPIC_OR_PARTITION
+    assert world.desk.plane.topics.find("passing") is None
+
+
+@pytest.mark.parametrize("key", sorted(ADMINISTRATORS))
+def test_credentials_are_for_administrators(world: World, key: int) -> None:
+    changed = {"deletions": [{"name": "guest", "mechanism": 1}], "upsertions": []}
+    answer = ask(world, None, key, 0, {"users": None} if key == k.DESCRIBE_USER_SCRAM_CREDENTIALS else changed)
+    told = answer if key == k.DESCRIBE_USER_SCRAM_CREDENTIALS else answer["results"][0]
+    assert told["error_code"] == e.CLUSTER_AUTHORIZATION_FAILED
