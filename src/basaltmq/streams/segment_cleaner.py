@@ -5,7 +5,8 @@ shard's frames, if it keeps only the latest record per key. Then a part of clean
 
 Compaction: neighbouring frames in which something can go are rewritten as one, under the same offsets (deltas), at the
 head of the lane; deleted and expired records go with them. A frame in which nothing can go stays as it is. Whether a
-record is superseded is asked of the key index and verified on the frame it names. Transactions: a pass ends before the
+record is superseded is asked of the key index and verified on the frame it names; a shard without that index has its
+keys noted first, by a pass of its own (`latest_keys`). Transactions: a pass ends before the
 first that is not decided; aborted records go, supersede nothing, and what is rewritten is no longer part of any. A
 marker goes when no frame is left whose fate it may be.
 
@@ -42,6 +43,7 @@ from basaltmq.log.segment import Segment, SegmentState
 from basaltmq.store.api import ManagedStore
 from basaltmq.streams.adapter import hash64
 from basaltmq.streams.index_rows import IS_MARKER, NO_WORDS, Entry, entry_of
+from basaltmq.streams.latest_keys import LatestKeys
 from basaltmq.streams.retention import (
     RECORDS_PER_STEP,
     CompactionPass,
@@ -86,11 +88,14 @@ class SegmentCleaner:
         self._store = store
         self._rounds = Rounds(shards, Engine.SEGMENT)
         self._passes: dict[int, CompactionPass] = {}
+        self._latest: LatestKeys | None = None
         self._cleaning: tuple[LogLane, Segment, int, list[Damage]] | None = None
         self._damaged: set[tuple[int, int]] = set()
 
     def forget(self, shard: int) -> None:
         self._passes.pop(shard, None)
+        if self._latest is not None and self._latest.shard == shard:
+            self._latest = None
 
     def step(self, now_ms: int) -> int:
         """A bounded part of the work; how many records went."""
@@ -183,12 +188,18 @@ class SegmentCleaner:
             is_due = progress.tombstone_due_ms is not None and progress.tombstone_due_ms <= now_ms
             if not is_due and not pass_is_due(state.high_watermark, progress.passed_to, state.kept):
                 return 0, 0
+            if not meta.config.index_keys and not self._begin_noting(meta.number, progress.passed_to):
+                return 0, 0
             progress.is_running = True
             progress.at = 0
             progress.bound = state.stable_offset
             progress.tombstone_due_ms = None
-        judge = _Judge(self._engine, state, meta.config, progress, now_ms)
+        judge = _Judge(self._engine, state, meta.config, progress, now_ms, self._latest)
         looked = gone = 0
+        if self._latest is not None and self._latest.shard == meta.number:
+            looked = self._note(state, progress, self._latest, judge, limit)
+            if not self._latest.is_whole:
+                return looked, 0
         while progress.is_running and looked < max(limit, 1):
             with state.lock:
                 state.require()
@@ -196,11 +207,44 @@ class SegmentCleaner:
                 if not group:
                     progress.is_running = False
                     progress.passed_to = progress.bound
+                    if not meta.config.index_keys:
+                        self._latest = None
                     break
                 looked += 1 + sum(entry.records for entry in group)
                 gone += self._rewrite(state, meta.config, group, judge)
                 progress.at = group[-1].last_offset + 1
         return looked, gone
+
+    def _begin_noting(self, shard: int, start: int) -> bool:
+        """False: another shard's keys are being noted, and this one has to wait."""
+        if self._latest is not None and self._latest.shard != shard:
+            try:
+                if self._engine.config_of(self._latest.shard).compact:
+                    return False
+            except ShardNotFoundError:
+                pass
+        self._latest = LatestKeys(shard, start)
+        return True
+
+    def _note(
+        self, state: SegmentShard, progress: CompactionPass, latest: LatestKeys, judge: _Judge, limit: int
+    ) -> int:
+        """Note keys up to the pass's bound, which is where they are enough; how many records were looked at."""
+        looked = 0
+        while not latest.is_whole and looked < max(limit, 1):
+            with state.lock:
+                state.require()
+                at = max(latest.next_offset, state.start_offset)
+                entry = next(self._engine.index.entries(state.number, at), None)
+                if entry is None or entry.last_offset >= progress.bound:
+                    latest.is_whole = True
+                elif latest.is_full:
+                    latest.is_whole = True
+                    progress.bound = entry.base_offset
+                else:
+                    looked += 1 + entry.records
+                    latest.note(judge.seen_keys(entry), entry.last_offset + 1)
+        return looked
 
     def _group(self, state: SegmentShard, progress: CompactionPass) -> list[Entry]:
         """The next frames to be judged together."""
@@ -369,13 +413,15 @@ class _Judge:
         config: ShardConfig,
         progress: CompactionPass | None,
         now_ms: int,
+        noted: LatestKeys | None = None,
     ) -> None:
-        """Without a pass only deleted and expired records go."""
+        """Without a pass only deleted and expired records go. `noted`: the keys, where they are not indexed."""
         self._engine = engine
         self._state = state
         self._config = config
         self._progress = progress
         self._now_ms = now_ms
+        self._noted = noted
         self._maps: OrderedDict[int, dict[bytes, int]] = OrderedDict()
 
     def live(self, entry: Entry, batch: ColumnBatch) -> int:
@@ -416,6 +462,9 @@ class _Judge:
 
     def _is_superseded(self, entry: Entry, key: bytes) -> bool:
         """Does a later frame below the pass's bound have this very key?"""
+        if not self._config.index_keys:
+            assert self._noted is not None, "keys are noted before records are judged by them"
+            return self._noted.latest(key) > entry.last_offset
         index = self._engine.index
         number = self._state.number
         for last_offset in index.holders(b"K", number, hash64(key), entry.last_offset + 1):
@@ -431,6 +480,11 @@ class _Judge:
             if key in known:
                 return True
         return False
+
+    def seen_keys(self, entry: Entry) -> dict[bytes, int]:
+        """The latest live offset of each key in a frame, none if it was aborted."""
+        batch = self._engine.seen_of(self._state, entry)
+        return {} if batch is None else self._latest(entry, batch)
 
     def _latest(self, entry: Entry, batch: ColumnBatch) -> dict[bytes, int]:
         """The latest live offset of each key in a frame."""

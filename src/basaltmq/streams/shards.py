@@ -127,8 +127,6 @@ class ShardConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
             raise InvalidConfigError(
                 f"record_bytes_max is {self.record_bytes_max}; it must lie between 1 and {RECORD_BYTES_LIMIT}"
             )
-        if self.compact and not self.index_keys:
-            raise InvalidConfigError("compaction by key needs the key index: set index_keys, or switch compact off")
 
     @property
     def retains(self) -> bool:
@@ -154,7 +152,16 @@ class ShardSpec(msgspec.Struct, frozen=True):
 
     def check(self) -> None:
         self.config.check()
+        check_compaction(self.engine, self.config)
         check_durability(self.engine, self.config.durability)
+
+
+def check_compaction(engine: Engine, config: ShardConfig) -> None:
+    """Only the segment engine finds the latest of each key without an index."""
+    if config.compact and not config.index_keys and engine is not Engine.SEGMENT:
+        raise InvalidConfigError(
+            f"compaction by key needs the key index in engine {engine.value}: set index_keys, or switch compact off"
+        )
 
 
 def check_durability(engine: Engine, durability: Durability) -> None:

@@ -49,6 +49,7 @@ from basaltmq.streams.shards import (
     ShardConfig,
     Shards,
     ShardSpec,
+    check_compaction,
     check_durability,
 )
 
@@ -74,6 +75,8 @@ class TopicConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     retention_records: int | None = None
     """Per partition."""
     compact: bool = False
+    compact_only: bool = False
+    """Where `compact` is set, retention does not apply: Kafka's cleanup.policy=compact without delete."""
     tombstone_retention_ms: int = DAY_MS
     index_keys: bool = True
     index_tags: bool = True
@@ -86,6 +89,7 @@ class TopicConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
         if not 1 <= self.partitions <= PARTITIONS_MAX:
             raise InvalidConfigError(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {self.partitions}")
         self.of_shard().check()
+        check_compaction(self.engine, self.of_shard())
         check_durability(self.engine, self.level)
 
     @property
@@ -95,11 +99,12 @@ class TopicConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
         return Durability.MEMORY if self.engine is Engine.MEMORY else Durability.SYNCED
 
     def of_shard(self) -> ShardConfig:
+        is_kept = self.compact and self.compact_only
         return ShardConfig(
             durability=self.level,
-            retention_ms=self.retention_ms,
-            retention_bytes=self.retention_bytes,
-            retention_records=self.retention_records,
+            retention_ms=None if is_kept else self.retention_ms,
+            retention_bytes=None if is_kept else self.retention_bytes,
+            retention_records=None if is_kept else self.retention_records,
             compact=self.compact,
             tombstone_retention_ms=self.tombstone_retention_ms,
             index_keys=self.index_keys,

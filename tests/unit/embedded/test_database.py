@@ -81,7 +81,7 @@ def test_a_topic_is_made_once_and_found_after(db: Basalt) -> None:
         {"retention_ms": -1},
         {"colour": "red"},
         {"engine": "memory", "durability": "synced"},
-        {"compact": True, "index_keys": False},
+        {"compact": True, "index_keys": False, "engine": "rocksdb"},
         {"retention_bytes": object()},
     ],
 )

@@ -186,7 +186,7 @@ def test_of_many_who_create_one_name_one_does(plane: StreamPlane) -> None:
         TopicConfig(partitions=0),
         TopicConfig(partitions=100_001),
         TopicConfig(engine=Engine.MEMORY, durability=Durability.SYNCED),
-        TopicConfig(compact=True, index_keys=False),
+        TopicConfig(compact=True, index_keys=False, engine=Engine.ROCKSDB),
         TopicConfig(retention_ms=-1),
         TopicConfig(record_bytes_max=0),
     ],

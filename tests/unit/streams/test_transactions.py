@@ -115,9 +115,10 @@ def test_outcomes_outlive_the_process_and_a_rebuild_out_of_order(tmp_path: Path,
 
 @pytest.mark.spec("B10")
 @pytest.mark.promise("P6")
-def test_compaction_drops_the_aborted_and_keeps_what_they_would_have_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("index_keys", [True, False])
+def test_compaction_drops_the_aborted_and_keeps_what_they_would_have_replaced(tmp_path: Path, index_keys: bool) -> None:
     rig = SegmentRig(tmp_path)
-    shard = rig.shard(compact=True)
+    shard = rig.shard(compact=True, index_keys=index_keys)
     rig.engine.append_kafka(shard, transactional(1, 0, b"old", key=b"k"))
     end(rig, shard, 1, True)
     rig.engine.append_kafka(shard, transactional(1, 1, b"undone", key=b"k"))

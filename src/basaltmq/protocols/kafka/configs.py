@@ -1,7 +1,7 @@
 """Settings of topics by Kafka's names.
 
     retention.ms, retention.bytes    -1: no limit, which is the default here
-    cleanup.policy                   delete, compact, or both
+    cleanup.policy                   delete, compact, or both; with compact alone retention does not apply
     delete.retention.ms, max.message.bytes
     message.timestamp.type           CreateTime, or LogAppendTime for what Kafka's producers send
     basalt.durability                memory, written, synced: what acks=all waits for
@@ -83,17 +83,27 @@ def _times(name: str, value: str) -> bool:
     return value == LOG_APPEND_TIME
 
 
-def _policy(name: str, value: str) -> bool:
-    chosen = {each.strip() for each in value.split(",") if each.strip()}
-    if not chosen or chosen - {"delete", "compact"}:
+_DELETE: Final = "delete"
+_COMPACT: Final = "compact"
+
+
+def _policy(name: str, value: str) -> frozenset[str]:
+    chosen = frozenset(each.strip() for each in value.split(",") if each.strip())
+    if not chosen or chosen - {_DELETE, _COMPACT}:
         raise InvalidConfigError(f"{name} is delete, compact or both, not {value!r:.80}")
-    return "compact" in chosen
+    return chosen
+
+
+def _policy_of(config: TopicConfig) -> str:
+    if not config.compact:
+        return _DELETE
+    return _COMPACT if config.compact_only else f"{_COMPACT},{_DELETE}"
 
 
 _SETTINGS: Final[dict[str, tuple[str, Callable[[str, str], Any], Callable[[TopicConfig], str], int]]] = {
     "retention.ms": ("retention_ms", _limit, lambda config: _shown(config.retention_ms), _LONG),
     "retention.bytes": ("retention_bytes", _limit, lambda config: _shown(config.retention_bytes), _LONG),
-    "cleanup.policy": ("compact", _policy, lambda config: "compact" if config.compact else "delete", _LIST),
+    "cleanup.policy": ("compact", _policy, _policy_of, _LIST),
     "delete.retention.ms": (
         "tombstone_retention_ms",
         _number,
@@ -120,19 +130,22 @@ def _shown(limit: int | None) -> str:
     return "-1" if limit is None else str(limit)
 
 
-def _setting(name: str, value: str | None) -> tuple[str, Any] | None:
-    """A field of the topic's config and its value; None for a setting without effect."""
+def _setting(name: str, value: str | None) -> dict[str, Any]:
+    """Fields of the topic's config and their values; none for a setting without effect."""
     if value is None:
         raise InvalidConfigError(f"{name} has no value; leave it out for the default")
     known = _SETTINGS.get(name)
     if known is not None:
-        return known[0], known[1](name, value)
+        found = known[1](name, value)
+        if known[1] is _policy:
+            return {"compact": _COMPACT in found, "compact_only": found == {_COMPACT}}
+        return {known[0]: found}
     if name in _FIXED and value == _FIXED[name]:
-        return None
+        return {}
     if name in _FIXED:
         raise InvalidConfigError(f"{name} can only be {_FIXED[name]} here, not {value!r:.80}")
     if name in _WITHOUT_EFFECT:
-        return None
+        return {}
     raise InvalidConfigError(f"topics have no setting {name!r:.80} here; they have {', '.join(sorted(_SETTINGS))}")
 
 
@@ -140,7 +153,8 @@ def topic_config(given: Iterable[tuple[str, str | None]], partitions: int, durab
     """The config of a topic made over Kafka. Keys are indexed only where compaction needs them: else batches stay
     closed on their way in."""
     fields: dict[str, Any] = {"durability": durability}
-    fields.update(found for name, value in given if (found := _setting(name, value)) is not None)
+    for name, value in given:
+        fields |= _setting(name, value)
     is_compact = fields.get("compact", False)
     return TopicConfig(partitions=partitions, index_keys=is_compact, index_tags=False, **fields)
 
@@ -224,11 +238,11 @@ async def _altered(desk: Desk, client: Client, asked: Fields, is_trial: bool) ->
         changes: dict[str, Any] = {}
         for each in asked["configs"]:
             if each["config_operation"] == DELETE and each["name"] in _SETTINGS:
-                field = _SETTINGS[each["name"]][0]
-                changes[field] = getattr(TopicConfig(durability=desk.settings.durability), field)
+                field, _, show, _ = _SETTINGS[each["name"]]
+                usual = TopicConfig(durability=desk.settings.durability)
+                changes |= _setting(each["name"], show(usual)) | {field: getattr(usual, field)}
             elif each["config_operation"] == SET:
-                found = _setting(each["name"], each["value"])
-                changes.update(() if found is None else (found,))
+                changes |= _setting(each["name"], each["value"])
             else:
                 raise InvalidConfigError(f"{each['name']!r:.80} can be set or deleted, nothing else")
         if is_trial:

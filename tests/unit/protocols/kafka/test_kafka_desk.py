@@ -190,6 +190,9 @@ def test_settings_of_topics_by_kafkas_names() -> None:
     assert (config.partitions, config.retention_ms, config.retention_bytes) == (3, None, 5)
     assert config.compact
     assert config.index_keys
+    assert config.of_shard().retention_bytes == 5
+    alone = topic_config([("retention.bytes", "5"), ("cleanup.policy", "compact")], 1, Durability.SYNCED)
+    assert (alone.compact, alone.retention_bytes, alone.of_shard().retention_bytes) == (True, 5, None)
     assert not topic_config((), 1, Durability.WRITTEN).index_keys
     for name, value in (("no.such", "1"), ("retention.ms", "soon"), ("message.timestamp.type", "never")):
         with pytest.raises(InvalidConfigError, match=name):

@@ -1,0 +1,92 @@
+"""Compaction of shards whose keys are not indexed: the same stays as with an index, in portions, after crashes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.log.strategies import transactional
+from tests.unit.streams.segment_rig import SegmentRig, explain
+
+from basaltmq.log.kafka import encode_plain, marker_batch
+from basaltmq.log.record import Record, StoredRecord
+from basaltmq.streams import latest_keys, segment_cleaner
+
+KEYS = (None, b"", b"a", b"b", b"c", b"d" * 15, b"e" * 16, b"e" * 40, b"f" * 40)
+
+
+def shown(records: list[StoredRecord]) -> list[tuple[int, bytes | None, bytes]]:
+    return [(each.offset, each.key, each.value) for each in records]
+
+
+def settle(rig: SegmentRig) -> None:
+    """Until nothing goes any more, however few records a step looks at."""
+    quiet = 0
+    while quiet < 60:
+        quiet = 0 if rig.engine.retain(rig.now_ms) else quiet + 1
+
+
+ONE = st.tuples(st.sampled_from(KEYS), st.binary(max_size=3))
+WRITE = st.lists(ONE, min_size=1, max_size=4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    writes=st.lists(st.tuples(st.sampled_from(["columns", "kafka", "committed", "aborted"]), WRITE), max_size=14),
+    limit=st.sampled_from([1, 3, 1000]),
+    portion=st.sampled_from([1, 2, 1000]),
+)
+def test_the_same_stays_as_with_an_index(
+    tmp_path_factory: pytest.TempPathFactory,
+    writes: list[tuple[str, list[tuple[bytes | None, bytes]]]],
+    limit: int,
+    portion: int,
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(latest_keys, "KEYS_MAX", portion)
+        patch.setattr(segment_cleaner, "RECORDS_PER_STEP", limit)
+        rig = SegmentRig(tmp_path_factory.mktemp("rig"))
+        shards = [rig.shard(compact=True, index_keys=is_indexed) for is_indexed in (True, False, False)]
+        sequence = 0
+        for kind, write in writes:
+            records = [Record(value, key, timestamp_ms=rig.now_ms) for key, value in write]
+            for shard in shards:
+                if kind == "columns":
+                    rig.put(shard, *records)
+                elif kind == "kafka":
+                    rig.engine.append_kafka(shard, encode_plain(records))
+                else:
+                    for at, (key, value) in enumerate(write):
+                        rig.engine.append_kafka(shard, transactional(1, sequence + at, value, key=key))
+                    rig.engine.append_kafka(shard, marker_batch(1, 0, kind == "committed", rig.now_ms))
+            sequence += len(write) * (kind in ("committed", "aborted"))
+            rig.engine.retain(rig.now_ms)
+        settle(rig)
+        indexed, *others = (shown(rig.drained(shard)) for shard in shards)
+        assert others == [indexed, indexed]
+        assert rig.engine._cleaner._latest is None
+        before = rig.rows()
+        after = rig.rebuilt()
+        assert after == before, explain(before, after)
+        rig.close()
+
+
+def test_a_shard_that_is_no_longer_compacted_or_is_gone_keeps_no_other_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_cleaner, "RECORDS_PER_STEP", 1)
+    rig = SegmentRig(tmp_path)
+    shards = [rig.shard(compact=True, index_keys=False) for _ in range(3)]
+    for shard in shards:
+        for number in range(20):
+            rig.put(shard, Record(b"%d" % number, b"k", timestamp_ms=rig.now_ms))
+    rig.engine.retain(rig.now_ms)
+    noted = rig.engine._cleaner._latest
+    assert noted is not None
+    assert (noted.shard, noted.is_whole) == (shards[0], False)
+    rig.engine.delete_shard(shards[0])
+    settle(rig)
+    assert [[each.value for each in rig.drained(shard)] for shard in shards[1:]] == [[b"19"], [b"19"]]
+    rig.close()
