@@ -228,6 +228,106 @@ def test_a_protocol_all_know_is_chosen_and_a_member_without_one_is_refused() -> 
     run(body)
 
 
+def test_who_may_commit_follows_the_state_of_the_group() -> None:
+    async def body() -> None:
+        world = World()
+        group = world.group
+        assert group.wrong_commit("", None, -1) == e.NONE, "nobody is there"
+        assert group.wrong_commit("gone", None, 3) == e.UNKNOWN_MEMBER_ID
+        first, second = await asyncio.gather(world.join(), world.join())
+        leader, other = (first, second) if first["leader"] == first["member_id"] else (second, first)
+        assert group.wrong_commit(leader["member_id"], None, 1) == e.REBALANCE_IN_PROGRESS, "nothing is dealt out"
+        waiting = world.sync(other["member_id"], 1)
+        await world.sync(leader["member_id"], 1)
+        await waiting
+        assert group.wrong_commit(leader["member_id"], None, 1) == e.NONE
+        assert group.wrong_commit("", None, -1) == e.UNKNOWN_MEMBER_ID, "members are there"
+        world.join()
+        await asyncio.sleep(0)
+        assert group.state is State.PREPARING
+        assert group.wrong_commit(leader["member_id"], None, 1) == e.NONE, "before it joins again it may commit"
+
+    run(body)
+
+
+def test_a_static_member_is_waited_for_beyond_a_rebalance_until_its_session_is_over() -> None:
+    async def body() -> None:
+        world = World()
+        static = await world.join(instance="one", version=5)
+        await world.sync(static["member_id"], 1, **{static["member_id"].replace("-", "_"): b"A"})
+        coming = world.join()
+        until = asyncio.get_running_loop().time() + REBALANCE_S + 1
+        while asyncio.get_running_loop().time() < until:
+            # It is heard of, and does not join.
+            world.group.heartbeat(static["member_id"], "one", 1)
+            await asyncio.sleep(1)
+        joined = await coming
+        assert static["member_id"] in world.group.members
+        assert joined["leader"] == joined["member_id"], "one that is not there does not deal out"
+        assert {each["group_instance_id"] for each in joined["members"]} == {"one", None}
+        world.sync(joined["member_id"], 2)
+        await asyncio.sleep(SESSION_S - 1)
+        assert static["member_id"] in world.group.members
+        await asyncio.sleep(2)
+        assert static["member_id"] not in world.group.members
+
+    run(body)
+
+
+def test_who_waits_for_an_answer_is_not_silent() -> None:
+    async def body() -> None:
+        world = World()
+        leader, other = await world.two()
+        coming = world.join()
+        again = world.join(leader)
+        for _ in range(int(SESSION_S) * 3):
+            # Far beyond a session; the others wait in their JoinGroup for this one.
+            world.group.heartbeat(other, None, 1)
+            await asyncio.sleep(1)
+        assert leader in world.group.members
+        joined = await asyncio.gather(world.join(other), coming, again)
+        assert len(joined) == len(world.group.members) == 3
+
+    run(body)
+
+
+def test_an_id_that_was_given_out_is_waited_for_as_long_as_its_session() -> None:
+    async def body() -> None:
+        world = World()
+        leader, other = await world.two()
+        told = await world.join(version=4)
+        joining = [world.join(leader), world.join(other)]
+        third = world.join()
+        await asyncio.sleep(SESSION_S - 1)
+        assert not any(each.done() for each in (*joining, third)), "the one with the id may come any moment"
+        await asyncio.sleep(2)
+        assert {(await each)["generation_id"] for each in (*joining, third)} == {2}
+        assert (await world.join(told["member_id"], version=4))["error_code"] == e.UNKNOWN_MEMBER_ID
+
+    run(body)
+
+
+def test_a_share_of_another_protocol_or_generation_is_not_asked_for() -> None:
+    async def body() -> None:
+        world = World()
+        leader, other = await world.two()
+        asked: dict[str, Any] = {"member_id": leader, "group_instance_id": None, "generation_id": 1, "assignments": []}
+        for wrong in (
+            {"protocol_type": "connect", "protocol_name": None},
+            {"protocol_type": None, "protocol_name": "x"},
+        ):
+            assert (await world.group.sync({**asked, **wrong}))["error_code"] == e.INCONSISTENT_GROUP_PROTOCOL
+        for generation in (0, 2):
+            assert (await world.sync(leader, generation))["error_code"] == e.ILLEGAL_GENERATION
+            assert world.group.heartbeat(other, None, generation) == e.ILLEGAL_GENERATION
+        assert world.group.leave(leader, None) == e.NONE
+        assert world.group.heartbeat(other, None, 1) == e.REBALANCE_IN_PROGRESS
+        again = await world.join(other)
+        assert (again["leader"], again["generation_id"]) == (other, 2), "the leader that left leads no more"
+
+    run(body)
+
+
 def test_who_waits_when_the_group_is_closed_is_told() -> None:
     async def body() -> None:
         world = World()

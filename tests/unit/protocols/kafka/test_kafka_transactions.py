@@ -263,6 +263,58 @@ def test_additions_wait_for_each_other_and_a_decision_is_not_waited_for(world: W
     asyncio.run(run())
 
 
+def test_offsets_of_members_need_their_generation(world: World) -> None:
+    world.topic("t")
+
+    async def run() -> None:
+        pid, epoch = await world.transactions.initialize("id", TIMEOUT_MS)
+        await world.transactions.add("id", pid, epoch, groups=frozenset("g"))
+        topics = [{"name": "t", "partitions": [{"partition_index": 0, "committed_offset": 3}]}]
+        asked = {"transactional_id": "id", "group_id": "g", "producer_id": pid, "producer_epoch": epoch}
+
+        async def code(member: str, generation: int) -> int:
+            given = {"member_id": member, "generation_id": generation, "topics": topics}
+            answer = await world.ask(k.TXN_OFFSET_COMMIT, 3, {**asked, **given})
+            found: int = answer["topics"][0]["partitions"][0]["error_code"]
+            return found
+
+        assert await code("m", 4) == e.ILLEGAL_GENERATION, "a group of before a restart"
+        joining = {
+            "group_id": "g",
+            "session_timeout_ms": 10_000,
+            "rebalance_timeout_ms": 10_000,
+            "protocol_type": "consumer",
+            "protocols": [{"name": "range", "metadata": b""}],
+        }
+        joined = await world.ask(k.JOIN_GROUP, 3, {**joining, "member_id": ""})
+        member, generation = joined["member_id"], joined["generation_id"]
+        await world.ask(k.SYNC_GROUP, 3, {"group_id": "g", "generation_id": generation, "member_id": member})
+        assert await code(member, generation + 1) == e.ILLEGAL_GENERATION
+        assert await code("stranger", generation) == e.UNKNOWN_MEMBER_ID
+        assert not world.transactions.is_pending("g", world.desk.topic("t").id, 0)
+        assert await code(member, generation) == e.NONE
+        assert world.transactions.is_pending("g", world.desk.topic("t").id, 0)
+
+    asyncio.run(run())
+
+
+def test_a_transaction_taken_up_after_a_crash_ends_when_its_time_is_over(world: World) -> None:
+    shard = world.topic("t")
+
+    async def run() -> None:
+        pid, epoch = await world.transactions.initialize("id", TIMEOUT_MS)
+        await world.transactions.add("id", pid, epoch, shards=frozenset((shard,)))
+        assert await world.produce("t", "id", transactional(pid, 0, b"late", epoch=epoch)) == 0
+        world.now_ms += TIMEOUT_MS
+        world.reopen()
+        async with asyncio.timeout(60):
+            while (row := world.transactions.get("id")) is None or row.state is not State.COMPLETE_ABORT:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert row.epoch == epoch + 1
+
+    asyncio.run(run())
+
+
 def test_the_last_stable_offset_and_the_aborted_are_told_to_who_reads_the_committed(world: World) -> None:
     shard = world.topic("t")
 
