@@ -45,6 +45,12 @@ class Delivery(msgspec.Struct, gc=False, frozen=True):
     def properties(self) -> bytes:
         return rows.properties_of(self.row)
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """Text headers; a row that has none is not taken apart."""
+        inner = rows.unwrap(self.row)[0]
+        return self.message().headers if _LENGTHS.unpack_from(inner, _LENGTHS_AT)[0] else {}
+
     def content(self) -> tuple[bytes, bytes]:
         """Properties and payload, at the cost of one of them."""
         row = self.row

@@ -13,6 +13,7 @@ from tests.interop.server import Broker
 
 from basaltmq.client import Client
 from basaltmq.errors import PreconditionFailedError, ResourceLockedError
+from basaltmq.queues.draft import Draft
 
 DEAD = 'function on_failure(msg) return {action = "dlq"} end'
 
@@ -62,6 +63,36 @@ def test_a_queue_made_over_grpc_is_seen_over_amqp_and_the_other_way_round(broker
             client.delete_queue("shared")
             with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="NOT_FOUND"):
                 channel.queue_declare("shared", passive=True)
+
+
+def test_headers_cross_between_grpc_and_amqp(broker: Broker) -> None:
+    with (
+        pika.BlockingConnection(pika.URLParameters(broker.url())) as connection,
+        Client(address(broker)) as client,
+        fila.Client(address(broker)) as fila_client,
+    ):
+        channel = connection.channel()
+        channel.confirm_delivery()
+        client.create_queue("crossing")
+        fila_client.enqueue("crossing", {"tenant": "acme", "é": "ü"}, b"got")
+        client.enqueue("crossing", Draft(payload=b"consumed", headers={"k": "v"}))
+        client.enqueue("crossing", b"none")
+        _, properties, body = channel.basic_get("crossing", auto_ack=True)
+        assert (properties.headers, body) == ({"tenant": "acme", "é": "ü"}, b"got")
+        seen = islice(channel.consume("crossing", auto_ack=True, inactivity_timeout=30), 2)
+        assert [(properties.headers, body) for _, properties, body in seen] == [
+            ({"k": "v"}, b"consumed"),
+            (None, b"none"),
+        ]
+        channel.cancel()
+        headers = {"trace": "t-1", "try": 3, "urgent": True, "list": [1]}
+        for body in (b"leased", b"streamed"):
+            channel.basic_publish("", "crossing", body, pika.BasicProperties(headers=headers, delivery_mode=2))
+        (leased,) = client.lease("crossing")
+        shown = {"trace": "t-1", "try": "3", "urgent": "true"}
+        assert (leased.payload, leased.headers) == (b"leased", shown)
+        streamed = next(fila_client.consume("crossing"))
+        assert (streamed.payload, dict(streamed.headers)) == (b"streamed", shown)
 
 
 def test_streams_and_exclusive_queues_are_not_lease_queues(broker: Broker) -> None:

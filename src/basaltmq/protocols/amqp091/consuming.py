@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from basaltmq.broker.properties import open_envelope
+from basaltmq.broker.text_headers import envelope_of
 from basaltmq.broker.tick_batch import ACK, REJECT, REQUEUE, Settlement
 from basaltmq.protocols.amqp091 import methods as m
 from basaltmq.protocols.amqp091 import reply_to
@@ -120,7 +121,7 @@ def get(channel: Channel, method: m.BasicGet) -> None:
     if not method.no_ack:
         source = Subscription(queue, "", None, no_ack=False, prefetch=0)
         unacked.entries[unacked.last] = (source, delivery.token, delivery.id)
-    exchange, routing_key, properties = open_envelope(delivery.properties)
+    exchange, routing_key, properties = open_envelope(delivery.properties or envelope_of(delivery.headers))
     answer = m.BasicGetOk(unacked.last, delivery.redelivered, exchange, routing_key, left)
     frame_bytes_max = channel.session.tuning.frame_bytes_max
     write_content(channel.session.outgoing, channel.number, answer, properties, delivery.payload, frame_bytes_max)

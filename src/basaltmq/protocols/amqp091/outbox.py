@@ -16,6 +16,7 @@ from typing import Final
 
 from basaltmq.broker.consumer import Delivered
 from basaltmq.broker.properties import BARE, encode_shortstr, properties_start
+from basaltmq.broker.text_headers import envelope_of
 from basaltmq.protocols.amqp091 import methods as m
 from basaltmq.protocols.amqp091.frames import (
     BASIC_CLASS,
@@ -30,6 +31,7 @@ from basaltmq.protocols.amqp091.frames import (
     encode_content,
 )
 from basaltmq.protocols.amqp091.method_codec import encode_method
+from basaltmq.queues.delivery import Delivery
 
 PIECES_MAX: Final = 128
 """Pieces per consumer: a queue rarely holds more kinds of messages at a time; some 50 KiB with usual names."""
@@ -78,6 +80,8 @@ class DeliverWriter:
         before = between = b""
         for delivery in deliveries:
             envelope, body = delivery.content()
+            if not envelope and isinstance(delivery, Delivery):
+                envelope = envelope_of(delivery.headers)
             redelivered = delivery.redelivered
             size = len(body)
             if size != last_size or envelope != last_envelope or redelivered is not last_redelivered:

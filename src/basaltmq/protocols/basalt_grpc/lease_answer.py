@@ -8,14 +8,17 @@ test holds them against each other.
     LeaseResponse   1 token varint | 2 message, length-delimited, each | 3 visibility ms varint
     Message         1 id (16) | 2 payload | 4 fairness key | 5 weight | 6 attempts | 7 priority | 8 enqueued ns
 
-Budget: about 1 us a message of a batch, a fifth of what protobuf takes.
+Budget: half a microsecond a message of one enqueue, twice that of several; protobuf takes five times as much.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, repeat
 from typing import Final
 
+from basaltmq.broker.text_headers import headers_of
+from basaltmq.protocols.grpc.varints import varint
 from basaltmq.queues.delivery import PRIORITY, Delivery
 from basaltmq.queues.message import HEAD, LAYOUT
 from basaltmq.queues.rows import split_sub_queue
@@ -44,6 +47,29 @@ class _Frame:
 def lease_answer(found: Sequence[Delivery], visibility_ms: int) -> bytes:
     """The answer for messages of one lease."""
     parts = [b"\x08", varint(found[0].token), b"\x18", varint(visibility_ms)]
+    if not _are_alike(found):
+        parts += _mixed(found)
+    elif (frame := _frame(found[0])) is not None:
+        start = frame.start
+        ids = [each.id for each in found]
+        payloads = [each.row[start:] for each in found]
+        messages = zip(repeat(frame.before), ids, repeat(frame.between), payloads, repeat(frame.after), strict=False)
+        parts += chain.from_iterable(messages)
+    else:
+        parts += chain.from_iterable(map(_whole, found))
+    return b"".join(parts)
+
+
+def _are_alike(found: Sequence[Delivery]) -> bool:
+    """Whether messages have all in common but their ids and payloads, and these are of one size."""
+    first = found[0]
+    place, head = first.key[:-_ID_BYTES], first.row[:_HEAD_BYTES]
+    return not [each for each in found if each.row[:_HEAD_BYTES] != head or each.key[:-_ID_BYTES] != place]
+
+
+def _mixed(found: Sequence[Delivery]) -> list[bytes]:
+    """Messages of several enqueues, or of several kinds."""
+    parts: list[bytes] = []
     frames: dict[tuple[bytes, bytes], _Frame | None] = {}
     for delivery in found:
         row = delivery.row
@@ -56,7 +82,7 @@ def lease_answer(found: Sequence[Delivery], visibility_ms: int) -> bytes:
             parts += _whole(delivery)
         else:
             parts += (frame.before, delivery.id, frame.between, row[frame.start :], frame.after)
-    return b"".join(parts)
+    return parts
 
 
 def _frame(delivery: Delivery) -> _Frame | None:
@@ -67,7 +93,8 @@ def _frame(delivery: Delivery) -> _Frame | None:
         return None
     assert delivery.body is None, "a row without an envelope holds its payload"
     _, priority, attempts, weight, _, _, labels_bytes, properties_bytes, payload_bytes = HEAD.unpack_from(row)
-    if labels_bytes:
+    if labels_bytes or properties_bytes:
+        # Headers of their own, or of another protocol.
         return None
     _, fairness_key, enqueued_ns, _ = decode_message_key(delivery.key)
     if delivery.marks & PRIORITY:
@@ -77,7 +104,7 @@ def _frame(delivery: Delivery) -> _Frame | None:
     ).SerializeToString()
     between = _PAYLOAD + varint(payload_bytes)
     length = len(_ID) + _ID_BYTES + len(between) + payload_bytes + len(after)
-    return _Frame(_MESSAGE + varint(length) + _ID, between, after, _HEAD_BYTES + properties_bytes)
+    return _Frame(_MESSAGE + varint(length) + _ID, between, after, _HEAD_BYTES)
 
 
 def _whole(delivery: Delivery) -> tuple[bytes, ...]:
@@ -85,7 +112,7 @@ def _whole(delivery: Delivery) -> tuple[bytes, ...]:
     encoded = wire.Message(
         id=message.id,
         payload=message.payload,
-        headers=message.headers,
+        headers={**headers_of(message.properties), **message.headers},
         fairness_key=message.fairness_key,
         weight=message.weight,
         attempts=message.attempts,
@@ -93,15 +120,3 @@ def _whole(delivery: Delivery) -> tuple[bytes, ...]:
         enqueued_ns=message.enqueued_ns,
     ).SerializeToString()
     return _MESSAGE, varint(len(encoded)), encoded
-
-
-def varint(value: int) -> bytes:
-    """Protobuf's form of a number: seven bits a byte, the lowest first."""
-    if value < 0x80:
-        return bytes((value,))
-    made = bytearray()
-    while value >= 0x80:
-        made.append(value & 0x7F | 0x80)
-        value >>= 7
-    made.append(value)
-    return bytes(made)

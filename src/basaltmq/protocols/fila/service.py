@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Final
 
+from basaltmq.broker.text_headers import headers_of
 from basaltmq.errors import LimitExceededError
 from basaltmq.ids import format_id, parse_id
 from basaltmq.protocols.fila.access import Caller
@@ -83,7 +84,7 @@ class FilaService:
         answer = wire.ConsumeResponse(
             message=wire.Message(
                 id=format_id(message.id),
-                headers=message.headers,
+                headers={**headers_of(message.properties), **message.headers},
                 payload=message.payload,
                 metadata=wire.Metadata(
                     fairness_key=message.fairness_key,

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from basaltmq.protocols.basalt_grpc.lease_answer import lease_answer, varint
+from basaltmq.protocols.basalt_grpc.lease_answer import lease_answer
+from basaltmq.protocols.grpc.varints import varint
 from basaltmq.queues.config import Durability, QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
