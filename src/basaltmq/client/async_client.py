@@ -21,8 +21,8 @@ from basaltmq.client import channel as calls
 from basaltmq.client.attendance import begin_attendance
 from basaltmq.client.channel import ADDRESS_DEFAULT, Method, Target
 from basaltmq.client.faults import fault_of
-from basaltmq.client.leased import Held, Leased, by_lease, leased_of
-from basaltmq.client.requests import Payload, batch_of, ids_of, lease_of, many, settled
+from basaltmq.client.leased import Held, Leased, by_lease, extended, ids_of, leased_of, settled
+from basaltmq.client.requests import Payload, enqueue_of, lease_of, many
 from basaltmq.errors import PreconditionFailedError
 from basaltmq.protocols.grpc.channel import Channel
 from basaltmq.protocols.grpc.client_call import CallFailed, ClientCall
@@ -137,7 +137,7 @@ class AsyncClient:
     async def enqueue(self, queue: str, message: Any) -> Any:
         """Add one message or many (all or none); their ids, once they are as durable as the queue promises."""
         messages, is_one = many(message)
-        ids = list((await self._call(calls.ENQUEUE, batch_of(queue, messages))).ids)
+        ids = list((await self._call(calls.ENQUEUE, enqueue_of(queue, messages))).ids)
         return ids[0] if is_one else ids
 
     def attend(self) -> AsyncAttendance:
@@ -206,8 +206,7 @@ class AsyncClient:
         for (queue, token), held in by_lease(messages).items():
             request = wire.ExtendRequest(queue=queue, token=token, ids=ids_of(held), visibility_ms=visibility_ms or 0)
             answer = await self._call(calls.EXTEND, request)
-            for each in held:
-                each.token = answer.token
+            extended(held, answer.token)
 
     async def extend_lease(self, queue: str, token: int, visibility_ms: int | None = None) -> None:
         """Everything that is left of the lease with this token lasts longer."""
@@ -222,9 +221,10 @@ class AsyncClient:
             settled(held)
         return count
 
-    async def _call(self, method: Method[R], request: Message, timeout_s: float | None = None) -> R:
+    async def _call(self, method: Method[R], request: Message | bytes, timeout_s: float | None = None) -> R:
+        raw = request if isinstance(request, bytes) else request.SerializeToString()
         try:
-            answer = await self._channel.unary(method.path, request.SerializeToString(), timeout_s or self._timeout_s)
+            answer = await self._channel.unary(method.path, raw, timeout_s or self._timeout_s)
         except CallFailed as failure:
             raise fault_of(failure) from None
         return method.read(answer)

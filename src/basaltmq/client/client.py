@@ -22,10 +22,10 @@ from google.protobuf.message import Message
 from basaltmq.client import channel as calls
 from basaltmq.client.attendance import Attendance, GiveUp
 from basaltmq.client.channel import ADDRESS_DEFAULT, Method, Target
-from basaltmq.client.leased import Held, Leased, by_lease, leased_of
+from basaltmq.client.leased import Held, Leased, by_lease, extended, ids_of, leased_of, settled
 from basaltmq.client.line import Line
 from basaltmq.client.producer import Producer
-from basaltmq.client.requests import Payload, batch_of, ids_of, lease_of, many, settled
+from basaltmq.client.requests import Payload, enqueue_of, lease_of, many
 from basaltmq.errors import PreconditionFailedError
 from basaltmq.wire import basalt_pb2 as wire
 from basaltmq.wire import fila_wire_pb2 as fila
@@ -103,7 +103,7 @@ class Client:
     def enqueue(self, queue: str, message: Any) -> Any:
         """Add one message or many (all or none); their ids, once they are as durable as the queue promises."""
         messages, is_one = many(message)
-        ids = list(self._call(calls.ENQUEUE, batch_of(queue, messages)).ids)
+        ids = list(self._call(calls.ENQUEUE, enqueue_of(queue, messages)).ids)
         return ids[0] if is_one else ids
 
     def producer(self, queue: str) -> Producer:
@@ -185,8 +185,7 @@ class Client:
         for (queue, token), held in by_lease(messages).items():
             request = wire.ExtendRequest(queue=queue, token=token, ids=ids_of(held), visibility_ms=visibility_ms or 0)
             answer = self._call(calls.EXTEND, request)
-            for each in held:
-                each.token = answer.token
+            extended(held, answer.token)
 
     def extend_lease(self, queue: str, token: int, visibility_ms: int | None = None) -> None:
         """Everything that is left of the lease with this token lasts longer."""
@@ -199,6 +198,6 @@ class Client:
             settled(held)
         return count
 
-    def _call(self, method: Method[R], request: Message) -> R:
-        raw = request.SerializeToString()
+    def _call(self, method: Method[R], request: Message | bytes) -> R:
+        raw = request if isinstance(request, bytes) else request.SerializeToString()
         return method.read(self._line.wait(self._line.begin(lambda c: c.unary(method.path, raw, self._timeout_s))))

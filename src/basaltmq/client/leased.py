@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import TypeAlias
 from uuid import UUID
+
+import msgspec
 
 from basaltmq.errors import InvalidArgumentError
 from basaltmq.wire import basalt_pb2 as wire
 
 
-class Leased:
+class Leased(msgspec.Struct, eq=False, gc=False):
     """A message in the hands of this program, until it is settled or its lease expires.
 
     `token` is what answers for it; extending a part of a lease gives that part another one. `settled` says that this
     object was acked, nacked or released; whether the lease has expired is known to the broker alone.
     """
 
-    __slots__ = ("_message", "queue", "settled", "token", "visibility_ms")
-
-    def __init__(self, queue: str, token: int, visibility_ms: int, message: wire.Message) -> None:
-        self.queue = queue
-        self.token = token
-        self.visibility_ms = visibility_ms
-        """How long the lease was for."""
-        self.settled = False
-        self._message = message
+    queue: str
+    token: int
+    visibility_ms: int
+    """How long the lease was for."""
+    _count: int
+    """Messages that were leased together with this one, itself included; 0 where they have parted."""
+    _message: wire.Message
+    settled: bool = False
 
     @property
     def id(self) -> bytes:
@@ -74,15 +76,41 @@ Held: TypeAlias = Leased | Sequence[Leased]
 
 
 def leased_of(queue: str, answer: wire.LeaseResponse) -> list[Leased]:
-    return [Leased(queue, answer.token, answer.visibility_ms, message) for message in answer.messages]
+    messages = answer.messages
+    shared = map(repeat, (queue, answer.token, answer.visibility_ms, len(messages)))
+    return list(map(Leased, *shared, messages))
 
 
 def by_lease(messages: Held) -> dict[tuple[str, int], list[Leased]]:
     """Messages by queue and token, which is how they are answered for."""
-    found: dict[tuple[str, int], list[Leased]] = {}
     given = [messages] if isinstance(messages, Leased) else messages
     for each in given:
         if not isinstance(each, Leased):
             raise InvalidArgumentError(f"give what lease returned, one message or a list, not {type(each).__name__}")
+    leases = {(each.queue, each.token) for each in given}
+    if len(leases) == 1:
+        return {leases.pop(): list(given)}
+    found: dict[tuple[str, int], list[Leased]] = {}
+    for each in given:
         found.setdefault((each.queue, each.token), []).append(each)
     return found
+
+
+def ids_of(messages: Sequence[Leased]) -> list[bytes]:
+    """What names messages of one lease to the broker: nothing, if they are all there is of it."""
+    if len({*messages}) == messages[0]._count == len(messages) and not [each for each in messages if each.settled]:
+        return []
+    return [each.id for each in messages]
+
+
+def settled(messages: Sequence[Leased]) -> None:
+    for each in messages:
+        each.settled = True
+
+
+def extended(messages: Sequence[Leased], token: int) -> None:
+    """Messages of one lease are answered for with this token."""
+    for each in messages:
+        if each.token != token:
+            each.token = token
+            each._count = 0

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
-from basaltmq.client.leased import Leased
 from basaltmq.errors import InvalidArgumentError
+from basaltmq.protocols.grpc.varints import varint
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
 from basaltmq.wire import basalt_pb2 as wire
 
 Payload: TypeAlias = bytes | str | Draft
 """One message: its payload, or all of it. Text is sent as UTF-8."""
+
+
+_QUEUE: Final = b"\x0a"
+_PAYLOAD: Final = b"\x1a"
+"""Tags of an EnqueueBatchRequest: field 1 and field 3, both with a length."""
+
+
+def enqueue_of(queue: str, messages: Sequence[Payload]) -> bytes:
+    """A batch as bytes. One of payloads alone is put together here: protobuf would copy them once more."""
+    if not queue.isascii() or {*map(type, messages)} != {bytes}:
+        return batch_of(queue, messages).SerializeToString()
+    payloads: Sequence[bytes] = messages  # type: ignore[assignment]
+    heads = {size: _PAYLOAD + varint(size) for size in {*map(len, payloads)}}
+    parts = [_QUEUE + varint(len(queue)) + queue.encode()]
+    if len(heads) == 1:
+        return heads.popitem()[1].join([*parts, *payloads])
+    for payload in payloads:
+        parts += (heads[len(payload)], payload)
+    return b"".join(parts)
 
 
 def batch_of(queue: str, messages: Sequence[Payload]) -> wire.EnqueueBatchRequest:
@@ -77,12 +96,3 @@ def lease_of(
         consumer=consumer,
         attendance=attendance,
     )
-
-
-def settled(messages: Sequence[Leased]) -> None:
-    for each in messages:
-        each.settled = True
-
-
-def ids_of(messages: Sequence[Leased]) -> list[bytes]:
-    return [each.id for each in messages]

@@ -1,0 +1,73 @@
+"""What both clients put on the wire: batches as protobuf writes them, and messages named only where that is needed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from basaltmq.client.leased import Leased, by_lease, extended, ids_of, leased_of, settled
+from basaltmq.client.requests import Payload, batch_of, enqueue_of
+from basaltmq.errors import InvalidArgumentError
+from basaltmq.queues.draft import Draft
+from basaltmq.wire import basalt_pb2 as wire
+
+PAYLOADS = st.one_of(st.binary(max_size=200), st.text("aé", max_size=5), st.just(Draft(payload=b"d", priority=3)))
+
+
+def lease(count: int, *, token: int = 7, queue: str = "q") -> list[Leased]:
+    messages = [wire.Message(id=bytes([number]) * 16, payload=b"p") for number in range(count)]
+    return leased_of(queue, wire.LeaseResponse(token=token, visibility_ms=30_000, messages=messages))
+
+
+@pytest.mark.spec("C4")
+@settings(max_examples=80)
+@given(st.text("qé", max_size=4), st.lists(PAYLOADS, max_size=6))
+@example("q", [b"same"] * 3)
+@example("q", [b"", bytes(127), bytes(128), bytes(20_000)])
+@example("q" * 200, [b""])
+def test_a_batch_is_written_as_protobuf_writes_it(queue: str, messages: list[Payload]) -> None:
+    raw = enqueue_of(queue, messages)
+    assert wire.EnqueueBatchRequest.FromString(raw) == batch_of(queue, messages)
+
+
+def test_what_is_neither_bytes_nor_text_nor_a_draft_is_refused_by_name() -> None:
+    with pytest.raises(InvalidArgumentError, match="bytearray"):
+        enqueue_of("q", [b"fine", bytearray(b"not")])  # type: ignore[list-item]
+
+
+def test_all_of_a_lease_is_answered_for_without_naming_its_messages() -> None:
+    held = lease(3)
+    assert ids_of(held) == []
+    assert ids_of(held[::-1]) == []
+    assert by_lease(held) == {("q", 7): held}
+
+
+@pytest.mark.promise("P2")
+def test_messages_are_named_where_they_are_not_exactly_the_lease() -> None:
+    held = lease(3)
+    a, b, c = (each.id for each in held)
+    assert ids_of(held[:2]) == [a, b]
+    # Named twice, which the broker refuses; it must not be taken for all three.
+    assert ids_of([held[0], held[1], held[1]]) == [a, b, b]
+    settled(held[:1])
+    assert ids_of(held) == [a, b, c]
+
+
+@pytest.mark.promise("P2")
+def test_a_part_that_was_extended_is_named_and_so_is_what_is_left() -> None:
+    held = lease(3)
+    extended(held, 7)
+    assert ids_of(held) == []
+    extended(held[:1], 8)
+    assert {key: ids_of(part) for key, part in by_lease(held).items()} == {
+        ("q", 8): [held[0].id],
+        ("q", 7): [held[1].id, held[2].id],
+    }
+
+
+def test_messages_of_several_leases_are_kept_apart() -> None:
+    one, other = lease(2), lease(2, token=9)
+    assert by_lease([one[0], other[0], one[1]]) == {("q", 7): one, ("q", 9): other[:1]}
+    with pytest.raises(InvalidArgumentError, match="bytes"):
+        by_lease([one[0], b"not"])  # type: ignore[list-item]
