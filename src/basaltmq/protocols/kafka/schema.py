@@ -18,8 +18,10 @@ are a MalformedRequestError, before anything is allocated. Writers trust their c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from struct import Struct as Layout
 from struct import error as struct_error
+from struct import pack as pack_all
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -42,6 +44,9 @@ _I64: Final = Layout(">q")
 _U16: Final = Layout(">H")
 _F64: Final = Layout(">d")
 _NUMBERS: Final = {"int8": _I8, "int16": _I16, "int32": _I32, "int64": _I64, "uint16": _U16, "float64": _F64}
+_FIXED: Final = {"bool": "?"} | {name: layout.format[1:] for name, layout in _NUMBERS.items()}
+"""How fields are packed that always have the same size."""
+
 _NULL_I16: Final = b"\xff\xff"
 _NULL_I32: Final = b"\xff\xff\xff\xff"
 _NO_TAGS: Final = b"\x00"
@@ -109,7 +114,7 @@ def _struct(table: Struct, version: int, flexible: bool) -> Codec:
     }
     absent = {field.name: field.zero for field in table.fields if not field.is_in(version) or field.tag >= 0}
     readers = [(name, codec.read) for name, codec, _ in plain]
-    writers = [(name, codec.write, zero) for name, codec, zero in plain]
+    steps = _steps([(field, *each) for field, each in zip((f for f in present if f.tag == NEVER), plain, strict=True)])
 
     def read(raw: bytes, at: int) -> tuple[Fields, int]:
         found = dict(absent)
@@ -120,12 +125,33 @@ def _struct(table: Struct, version: int, flexible: bool) -> Codec:
         return found, at
 
     def write(given: Fields, out: list[bytes]) -> None:
-        for name, writer, zero in writers:
-            writer(given.get(name, zero), out)
+        get = given.get
+        for names, zeros, pack, writer in steps:
+            if pack is not None:
+                out.append(pack(*map(get, names, zeros)))
+            else:
+                writer(get(names[0], zeros[0]), out)
         if flexible:
             _write_tags(given, tagged, out)
 
     return Codec(read, write)
+
+
+_Step = tuple[tuple[str, ...], tuple[Any, ...], Callable[..., bytes] | None, Writer]
+
+
+def _steps(fields: list[tuple[Field, str, Codec, Any]]) -> list[_Step]:
+    """What writes fields one after the other: numbers and flags side by side are packed together."""
+    steps: list[_Step] = []
+    for is_fixed, run in groupby(fields, lambda each: each[0].type in _FIXED):
+        found = list(run)
+        if is_fixed:
+            layout = Layout(">" + "".join(_FIXED[str(field.type)] for field, *_ in found))
+            names, zeros = tuple(name for _, name, *_ in found), tuple(zero for *_, zero in found)
+            steps.append((names, zeros, layout.pack, found[0][2].write))
+        else:
+            steps += (((name,), (zero,), None, codec.write) for _, name, codec, zero in found)
+    return steps
 
 
 def _read_tags(raw: bytes, at: int, tagged: dict[int, tuple[str, Codec, Any]], found: Fields) -> int:
@@ -165,7 +191,7 @@ def _codec(field: Field, version: int, flexible: bool) -> Codec:
     if isinstance(field.type, Array):
         of = field.type.of
         element = of.codec(version, flexible) if isinstance(of, Struct) else _plain(field.name, of, flexible, False)
-        return _array(field.name, element, flexible, nullable)
+        return _array(field.name, element, flexible, nullable, "" if isinstance(of, Struct) else _FIXED.get(of, ""))
     return _plain(field.name, field.type, flexible, nullable)
 
 
@@ -286,7 +312,8 @@ def _chunks_writer(flexible: bool) -> Writer:
     return write
 
 
-def _array(name: str, element: Codec, flexible: bool, nullable: bool) -> Codec:
+def _array(name: str, element: Codec, flexible: bool, nullable: bool, fixed: str) -> Codec:
+    """`fixed`: how elements are packed that all have the same size."""
     read_size = _sizes(name, flexible, nullable, is_short=False)
     read_one, write_one = element
 
@@ -304,7 +331,11 @@ def _array(name: str, element: Codec, flexible: bool, nullable: bool) -> Codec:
         if values is None:
             out.append(_NO_TAGS if flexible else _NULL_I32)
             return
-        out.append(varint(len(values) + 1) if flexible else _I32.pack(len(values)))
+        count = len(values)
+        out.append(varint(count + 1) if flexible else _I32.pack(count))
+        if fixed and count:
+            out.append(pack_all(f">{count}{fixed}", *values))
+            return
         for value in values:
             write_one(value, out)
 

@@ -72,6 +72,20 @@ def test_what_is_written_is_read_again(data: st.DataObject) -> None:
     assert listed(found) == listed(answered)
 
 
+def test_an_answer_is_one_piece_but_for_what_is_large_which_is_not_copied() -> None:
+    topics = [{"name": f"t{at}", "partitions": [{"partition_index": 0}] * 8} for at in range(500)]
+    (raw,) = k.encode_response(k.APIS[k.METADATA], 9, 1, {"topics": topics})
+    assert len(raw) > k.JOINED_BYTES_MAX
+    assert len(k.decode_response(k.METADATA, 9, raw[4:])[1]["topics"]) == 500
+
+    batches = [bytes(100), bytes(k.JOINED_BYTES_MAX + 1), bytes(100), bytes(100)]
+    partitions = [{"partition": at, "records": batches} for at in range(2)]
+    pieces = k.encode_response(k.APIS[k.FETCH], 12, 1, {"topics": [{"topic": "t", "partitions": partitions}]})
+    assert [piece is batches[1] for piece in pieces] == [False, True, False, True, False]
+    found = k.decode_response(k.FETCH, 12, b"".join(pieces)[4:])[1]
+    assert [each["records"] for each in found["topics"][0]["partitions"]] == [b"".join(batches)] * 2
+
+
 @settings(max_examples=300)
 @given(st.data())
 def test_a_request_cut_off_anywhere_is_malformed(data: st.DataObject) -> None:
