@@ -295,9 +295,19 @@ def _basalt(folder: Path) -> Iterator[Side]:
     folder.mkdir(parents=True, exist_ok=True)
     flags = [f"--data-dir={folder / 'basalt'}", "--kafka-enabled=true", f"--kafka-port={port}", "--amqp-port=0"]
     environment = {**os.environ, "BASALT_FILA_PORT": "0", "BASALT_ADMIN_PORT": "0"}
+    _compile(folder / "bytecode", environment)
     command = [sys.executable, "-m", "basaltmq.cli", "serve", *flags, "--quiet", "--log-level=error"]
     with _running(BASALT, command, port, environment) as side:
         yield side
+
+
+def _compile(folder: Path, environment: dict[str, str]) -> None:
+    """Have the broker's bytecode, as it has where it was installed, whatever this tree and environment say."""
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    environment["PYTHONPYCACHEPREFIX"] = str(folder)
+    if not folder.exists():
+        modules = "import basaltmq.cli.serve, basaltmq.protocols.fila.server, basaltmq.admin.server"
+        subprocess.run([sys.executable, "-c", modules], env=environment, check=True)
 
 
 @contextlib.contextmanager
