@@ -24,6 +24,16 @@ METADATA_REQUEST: Final = Struct(
     Field("include_cluster_authorized_operations", "bool", since=8, until=10),
     Field("include_topic_authorized_operations", "bool", since=8),
 )
+METADATA_PARTITION: Final = Struct(
+    Field("error_code", "int16"),
+    Field("partition_index", "int32"),
+    Field("leader_id", "int32"),
+    Field("leader_epoch", "int32", since=7, default=-1),
+    Field("replica_nodes", Array("int32")),
+    Field("isr_nodes", Array("int32")),
+    Field("offline_replicas", Array("int32"), since=5),
+)
+
 METADATA_RESPONSE: Final = Struct(
     Field("throttle_time_ms", "int32", since=3),
     Field(
@@ -49,17 +59,7 @@ METADATA_RESPONSE: Final = Struct(
                 Field("is_internal", "bool", since=1),
                 Field(
                     "partitions",
-                    Array(
-                        Struct(
-                            Field("error_code", "int16"),
-                            Field("partition_index", "int32"),
-                            Field("leader_id", "int32"),
-                            Field("leader_epoch", "int32", since=7, default=-1),
-                            Field("replica_nodes", Array("int32")),
-                            Field("isr_nodes", Array("int32")),
-                            Field("offline_replicas", Array("int32"), since=5),
-                        )
-                    ),
+                    Array(METADATA_PARTITION),
                 ),
                 Field("topic_authorized_operations", "int32", since=8, default=_NO_OPERATIONS),
             )

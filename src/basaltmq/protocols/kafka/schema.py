@@ -87,6 +87,10 @@ class Field(NamedTuple):
         return _ZEROS.get(self.type, 0)
 
 
+class Encoded(bytes):
+    """An array as it is on the wire (`encode_array`), given where it is the same in many messages."""
+
+
 class Codec(NamedTuple):
     read: Reader
     write: Writer
@@ -331,6 +335,9 @@ def _array(name: str, element: Codec, flexible: bool, nullable: bool, fixed: str
         if values is None:
             out.append(_NO_TAGS if flexible else _NULL_I32)
             return
+        if isinstance(values, Encoded):
+            out.append(values)
+            return
         count = len(values)
         out.append(varint(count + 1) if flexible else _I32.pack(count))
         if fixed and count:
@@ -340,6 +347,13 @@ def _array(name: str, element: Codec, flexible: bool, nullable: bool, fixed: str
             write_one(value, out)
 
     return Codec(read, write)
+
+
+def encode_array(of: Struct, values: Sequence[Fields], version: int, is_flexible: bool) -> Encoded:
+    """An array of structs, to be given wherever a field of this type and version takes it."""
+    out: list[bytes] = []
+    _array("", of.codec(version, is_flexible), is_flexible, False, "").write(values, out)
+    return Encoded(b"".join(out))
 
 
 def read_varint(raw: bytes, at: int) -> tuple[int, int]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 from basaltmq.broker.permissions import CONFIGURE, READ, WRITE
 from basaltmq.errors import BasaltError, OffsetOutOfRangeError, TopicExistsError
 from basaltmq.protocols.kafka import errors as e
 from basaltmq.protocols.kafka.api import Request
+from basaltmq.protocols.kafka.apis_topics import METADATA_PARTITION
 from basaltmq.protocols.kafka.configs import topic_config
 from basaltmq.protocols.kafka.desk import NODE_ID, Answer, Client, Desk
-from basaltmq.protocols.kafka.schema import NIL, Fields
+from basaltmq.protocols.kafka.schema import NIL, Encoded, Fields, encode_array
 from basaltmq.streams.topics import PARTITIONS_MAX, Topic, TopicConfig
 
 NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -25,6 +27,9 @@ IDS_SINCE: Final = 12
 """Metadata in which topics may be asked for by id; versions 10 and 11 carry ids only to tell them."""
 
 LATEST: Final = -1
+
+PARTITIONS_KEPT: Final = 16
+"""Lists of partitions that are kept as they are sent, by their number and the request's version: 26 bytes for each."""
 
 _ONE_NODE: Final = (NODE_ID,)
 
@@ -38,12 +43,12 @@ async def metadata(desk: Desk, client: Client, request: Request) -> Fields:
     asked = request.body["topics"]
     wants_all = asked is None or (request.version == 0 and not asked)
     if wants_all:
-        found = [_described(topic) for topic in _all(desk) if _visible(client, topic.name)]
+        found = [_described(topic, request) for topic in _all(desk) if _visible(client, topic.name)]
     else:
         may_create = desk.settings.auto_create and request.body["allow_auto_topic_creation"]
         has_ids = request.version >= IDS_SINCE
         found = [
-            await _metadata_of(desk, client, each, may_create)
+            await _metadata_of(desk, client, each, may_create, request)
             if has_ids or each["name"] is not None
             else {"error_code": e.UNSUPPORTED_VERSION, "topic_id": each["topic_id"]}
             for each in asked
@@ -71,13 +76,13 @@ def _visible(client: Client, name: str) -> bool:
     return any(client.may(kind, name) for kind in (READ, WRITE, CONFIGURE))
 
 
-async def _metadata_of(desk: Desk, client: Client, asked: Fields, may_create: bool) -> Fields:
+async def _metadata_of(desk: Desk, client: Client, asked: Fields, may_create: bool, request: Request) -> Fields:
     name = asked["name"]
     if name is None:
         topic = None if asked["topic_id"] == NIL else desk.plane.topics.by_id(asked["topic_id"])
         if topic is None or not _visible(client, topic.name):
             return {"error_code": e.UNKNOWN_TOPIC_OR_PARTITION, "name": None, "topic_id": asked["topic_id"]}
-        return _described(topic)
+        return _described(topic, request)
     if not _visible(client, name):
         return {"error_code": e.TOPIC_AUTHORIZATION_FAILED, "name": name}
     topic = desk.plane.topics.find(name)
@@ -92,7 +97,7 @@ async def _metadata_of(desk: Desk, client: Client, asked: Fields, may_create: bo
             return {"error_code": e.code_of(error), "name": name}
     if topic is None:
         return {"error_code": e.UNKNOWN_TOPIC_OR_PARTITION, "name": name}
-    return _described(topic)
+    return _described(topic, request)
 
 
 async def _create(desk: Desk, name: str, config: TopicConfig) -> Topic:
@@ -101,15 +106,20 @@ async def _create(desk: Desk, name: str, config: TopicConfig) -> Topic:
         return await asyncio.to_thread(desk.plane.topics.create, name, config)
 
 
-def _described(topic: Topic) -> Fields:
-    return {
-        "name": topic.name,
-        "topic_id": topic.id,
-        "partitions": [
-            {"partition_index": at, "leader_id": NODE_ID, "replica_nodes": _ONE_NODE, "isr_nodes": _ONE_NODE}
-            for at in range(topic.config.partitions)
-        ],
-    }
+def _described(topic: Topic, request: Request) -> Fields:
+    is_flexible = request.version >= request.api.flexible_since
+    partitions = _partitions(topic.config.partitions, request.version, is_flexible)
+    return {"name": topic.name, "topic_id": topic.id, "partitions": partitions}
+
+
+@lru_cache(maxsize=PARTITIONS_KEPT)
+def _partitions(count: int, version: int, is_flexible: bool) -> Encoded:
+    """The partitions of any topic that has so many: the one broker has them all."""
+    partitions = [
+        {"partition_index": at, "leader_id": NODE_ID, "replica_nodes": _ONE_NODE, "isr_nodes": _ONE_NODE}
+        for at in range(count)
+    ]
+    return encode_array(METADATA_PARTITION, partitions, version, is_flexible)
 
 
 async def create_topics(desk: Desk, client: Client, request: Request) -> Fields:

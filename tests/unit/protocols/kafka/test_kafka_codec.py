@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from basaltmq.errors import MalformedRequestError
 from basaltmq.protocols.kafka import api as k
-from basaltmq.protocols.kafka.schema import Array, Field, Struct, read_varint, varint
+from basaltmq.protocols.kafka.apis_topics import METADATA_PARTITION
+from basaltmq.protocols.kafka.schema import Array, Field, Struct, encode_array, read_varint, varint
 
 VERSIONS = [(api, version) for api in k.APIS.values() for version in range(api.version_min, api.version_max + 1)]
 HOSTILE = (0x7FFFFFFF, -1, -2, -(1 << 31), 1 << 20)
@@ -70,6 +71,18 @@ def test_what_is_written_is_read_again(data: st.DataObject) -> None:
     correlation_id, found = k.decode_response(api.key, version, raw[4:])
     assert correlation_id == 9
     assert listed(found) == listed(answered)
+
+
+@pytest.mark.parametrize("version", range(k.APIS[k.METADATA].version_max + 1))
+def test_an_array_encoded_before_is_written_like_its_elements(version: int) -> None:
+    api = k.APIS[k.METADATA]
+    plain = [{"partition_index": at, "leader_id": 1, "isr_nodes": (1, 2)} for at in range(200)]
+    encoded = encode_array(METADATA_PARTITION, plain, version, version >= api.flexible_since)
+    raw = [
+        k.encode_response(api, version, 1, {"topics": [{"name": "t", "partitions": given}] * 2})
+        for given in (plain, encoded)
+    ]
+    assert raw[0] == raw[1]
 
 
 def test_an_answer_is_one_piece_but_for_what_is_large_which_is_not_copied() -> None:
