@@ -96,7 +96,8 @@ class Serving:
                 _log.info("ready after %.2f s", time.monotonic() - began, extra={"ports": dict(self.ports)})
                 self._notifier.ready("serving")
                 ready(config, self.ports)
-                # What is here stays. A collection that looks at all of it holds the loop for 15 ms and more.
+                # What is left here stays. A collection that looks at all of it holds the loop for 15 ms and more.
+                gc.collect()
                 gc.freeze()
                 await self._serve(node)
             finally:
