@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,6 +50,9 @@ class Transport:
     def write(self, data: bytes) -> None:
         assert not self.closed, "written after the end"
         self.written.append(data)
+
+    def writelines(self, parts: Iterable[bytes | memoryview[int]]) -> None:
+        self.write(b"".join(parts))
 
     def close(self) -> None:
         self.closed = True

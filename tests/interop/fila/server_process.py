@@ -8,6 +8,7 @@ Prints its port when it listens, and serves until it is told to stop or is kille
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -51,6 +52,8 @@ async def serve(directory: Path, options: FilaOptions) -> None:
         loop.add_signal_handler(number, stop.set)
     timer = asyncio.create_task(keep_time(plane, closer))
     print(await server.start(), flush=True)
+    # As `basalt serve` does once it is ready.
+    gc.freeze()
     await stop.wait()
     await server.stop(1.0)
     timer.cancel()

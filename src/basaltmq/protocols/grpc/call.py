@@ -16,10 +16,19 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 
 from basaltmq.protocols.grpc.heads import RequestHead
-from basaltmq.protocols.grpc.messages import PREFIX, PREFIX_BYTES, BadMessage, Messages, MessageTooLarge, prefixed
+from basaltmq.protocols.grpc.messages import (
+    PREFIX,
+    PREFIX_BYTES,
+    BadMessage,
+    Messages,
+    MessageTooLarge,
+    prefix,
+    prefixed,
+)
 from basaltmq.protocols.grpc.methods import AnswerStream, BothStreams, Method, Unary
 from basaltmq.protocols.grpc.status import Outcome, Status, trailer
 from basaltmq.protocols.http2.fields import encode
+from basaltmq.protocols.http2.frames import FRAME_BYTES_MIN
 from basaltmq.protocols.http2.stream import Stream
 
 if TYPE_CHECKING:
@@ -189,7 +198,12 @@ class Call:
     def _answer(self, message: bytes) -> None:
         connection = self.connection
         self._over()
-        connection.core.answer(self.stream, ANSWER, prefixed(message), OK)
+        if len(message) < FRAME_BYTES_MIN - PREFIX_BYTES:
+            connection.core.answer(self.stream, ANSWER, prefixed(message), OK)
+        else:
+            connection.core.headers(self.stream, ANSWER)
+            connection.core.send(self.stream, prefix(message), message)
+            connection.core.end(self.stream, OK)
         connection.flush_soon()
 
     def _run(self, answers: AsyncGenerator[bytes, None]) -> None:
@@ -221,7 +235,7 @@ class Call:
         if not self._is_answering:
             self._is_answering = True
             connection.core.headers(self.stream, ANSWER)
-        is_sent = connection.core.send(self.stream, prefixed(message))
+        is_sent = connection.core.send(self.stream, prefix(message), message)
         connection.flush_soon()
         if not is_sent:
             self._writer = connection.loop.create_future()

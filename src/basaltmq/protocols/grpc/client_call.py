@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from basaltmq.protocols.grpc.heads import ResponseHead
-from basaltmq.protocols.grpc.messages import BadMessage, Messages, MessageTooLarge, prefixed
+from basaltmq.protocols.grpc.messages import BadMessage, Messages, MessageTooLarge, prefix
 from basaltmq.protocols.grpc.status import Outcome, Status
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class ClientCall:
 
     def send_last(self, request: bytes) -> None:
         """The only request, or the last."""
-        self._connection.core.send_last(self.stream, prefixed(request))
+        self._connection.core.send_last(self.stream, prefix(request), request)
         self._connection.flush_soon()
 
     async def send(self, request: bytes) -> None:
@@ -65,7 +65,7 @@ class ClientCall:
         if self.outcome is not None:
             return
         connection = self._connection
-        is_sent = connection.core.send(self.stream, prefixed(request))
+        is_sent = connection.core.send(self.stream, prefix(request), request)
         connection.flush_soon()
         if not is_sent:
             self._writer = connection.loop.create_future()

@@ -11,6 +11,7 @@ from basaltmq.protocols.grpc.status import Outcome, Status
 from basaltmq.protocols.http2.connection import Connection
 from basaltmq.protocols.http2.events import Broken, Data, Headers, Leaving, Reset, Writable
 from basaltmq.protocols.http2.frames import STREAM_MAX, Code
+from basaltmq.protocols.http2.sending import is_bulky
 
 if TYPE_CHECKING:
     from basaltmq.protocols.grpc.channel import Channel
@@ -185,9 +186,12 @@ class ClientConnection(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._is_scheduled = False
-        out = self.core.take()
+        out = self.core.take_parts()
         if out and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(out)
+            if is_bulky(out):
+                self._transport.writelines(out)
+            else:
+                self._transport.write(b"".join(out))
 
     def _keep(self) -> None:
         silent_s = self.loop.time() - self._heard_s

@@ -17,6 +17,7 @@ from basaltmq.protocols.http2.connection import Connection
 from basaltmq.protocols.http2.events import Broken, Data, Headers, Reset, Writable
 from basaltmq.protocols.http2.fields import encode
 from basaltmq.protocols.http2.frames import Code
+from basaltmq.protocols.http2.sending import is_bulky
 from basaltmq.protocols.http2.stream import Stream
 
 if TYPE_CHECKING:
@@ -210,9 +211,12 @@ class ServerConnection(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._is_scheduled = False
-        out = self.core.take()
+        out = self.core.take_parts()
         if out and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(out)
+            if is_bulky(out):
+                self._transport.writelines(out)
+            else:
+                self._transport.write(b"".join(out))
 
     def tick(self, now_s: float) -> None:
         """Keep the time: send away who does not begin, or is dead."""

@@ -24,6 +24,11 @@ class BadMessage(Exception):
     """Not what the rules say."""
 
 
+def prefix(message: bytes) -> bytes:
+    """What comes before a message."""
+    return PREFIX.pack(0, len(message))
+
+
 def prefixed(message: bytes) -> bytes:
     return PREFIX.pack(0, len(message)) + message
 

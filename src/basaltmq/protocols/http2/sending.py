@@ -6,6 +6,7 @@ windows given to the other side for what it sends are kept here too, because giv
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from basaltmq.protocols.http2 import frames as f
@@ -22,6 +23,12 @@ CONNECTION_WINDOW_BYTES: Final = 8 << 20
 
 GIVEN_UP_MAX: Final = 1_024
 """Streams given up here that frames may still come for; more than a connection has at once."""
+
+BULK_BYTES: Final = 32 << 10
+"""From here on a copy costs more than handing the parts to the socket one by one,"""
+
+BULK_PART_BYTES: Final = 2 << 10
+"""if they are of this size on average."""
 
 _EMPTY: Final = b""
 _NO_TABLE: Final = b"\x20"
@@ -49,11 +56,12 @@ class Sending:
 
     def take(self) -> bytes:
         """What is to be sent."""
-        out = self._out
-        if not out:
-            return _EMPTY
-        self._out = []
-        return b"".join(out)
+        return b"".join(self.take_parts())
+
+    def take_parts(self) -> list[bytes | memoryview[int]]:
+        """The same in parts, for a socket that takes several: content of some size is not copied for it."""
+        out, self._out = self._out, []
+        return out
 
     def headers(self, stream: Stream, block: bytes) -> None:
         """Send header fields; at most a frame of them."""
@@ -67,25 +75,27 @@ class Sending:
         self._out.append(f.head(len(block), f.HEADERS, flags, stream_id))
         self._out.append(block)
 
-    def send(self, stream: Stream, content: bytes) -> bool:
-        """Send content, as far as the windows allow; whether all of it is on its way."""
+    def send(self, stream: Stream, *contents: bytes) -> bool:
+        """Send contents, one behind the other, as far as the windows allow; whether all of it is on its way."""
         if stream.is_closed:
             return True
         assert not stream.has_ended_here
-        if content:
-            stream.waiting.append(content)
-            stream.waiting_bytes += len(content)
-            self.waiting_bytes += len(content)
-            if len(stream.waiting) == 1:
+        size_bytes = sum(map(len, contents))
+        if size_bytes:
+            is_first = not stream.waiting
+            stream.waiting += filter(None, contents)
+            stream.waiting_bytes += size_bytes
+            self.waiting_bytes += size_bytes
+            if is_first:
                 self._blocked[stream.id] = stream
                 while self._send_some(stream):
                     pass
         return not stream.waiting
 
-    def send_last(self, stream: Stream, content: bytes) -> None:
-        """Send content that ends the stream."""
+    def send_last(self, stream: Stream, *contents: bytes) -> None:
+        """Send contents that end the stream."""
         stream.trailer = _EMPTY
-        self.send(stream, content)
+        self.send(stream, *contents)
         stream.has_ended_here = True
 
     def end(self, stream: Stream, trailer: bytes = _EMPTY) -> None:
@@ -134,18 +144,22 @@ class Sending:
         window = min(stream.send_window, self._send_window, FRAME_BYTES_MIN)
         if window <= 0:
             return False
-        first = stream.waiting[0]
-        size_bytes = min(window, len(first))
-        if size_bytes == len(first):
-            stream.waiting.popleft()
-            part: bytes | memoryview[int] = first
-        else:
-            view = memoryview(first)
-            part = view[:size_bytes]
-            stream.waiting[0] = view[size_bytes:]
-        is_last = not stream.waiting and stream.trailer == _EMPTY
+        waiting = stream.waiting
+        parts: list[bytes | memoryview[int]] = []
+        left = window
+        while waiting and left:
+            first = waiting[0]
+            if len(first) <= left:
+                parts.append(waiting.popleft())
+            else:
+                view = memoryview(first)
+                parts.append(view[:left])
+                waiting[0] = view[left:]
+            left -= len(parts[-1])
+        size_bytes = window - left
+        is_last = not waiting and stream.trailer == _EMPTY
         self._out.append(f.head(size_bytes, f.DATA, f.END_STREAM if is_last else 0, stream.id))
-        self._out.append(part)
+        self._out += parts
         stream.send_window -= size_bytes
         self._send_window -= size_bytes
         stream.waiting_bytes -= size_bytes
@@ -232,3 +246,8 @@ class Sending:
             self._out.append(f.window_update(0, self._credit_bytes))
             self._receive_window += self._credit_bytes
             self._credit_bytes = 0
+
+
+def is_bulky(parts: Sequence[bytes | memoryview[int]]) -> bool:
+    """Whether parts are better written as they are than joined."""
+    return sum(map(len, parts)) >= max(BULK_BYTES, BULK_PART_BYTES * len(parts))

@@ -155,6 +155,23 @@ def test_content_waits_for_the_windows_and_goes_out_when_they_open() -> None:
     assert core.waiting_bytes == 0
 
 
+def test_contents_given_one_by_one_fill_frames_together_in_their_order() -> None:
+    core = served()
+    stream = opened(core)
+    core.take()
+    contents = (b"prefix", b"", b"m" * FRAME_BYTES_MIN, b"t" * (WINDOW_DEFAULT - FRAME_BYTES_MIN))
+    assert not core.send(stream, *contents)
+    assert core.waiting_bytes == len(b"prefix")
+    assert not core.send(stream, b"later")
+    core.receive(f.window_update(0, 100))
+    core.receive(f.window_update(1, 100))
+    payloads = [each.payload for each in sent(core)]
+    assert b"".join(payloads) == b"".join(contents) + b"later"
+    assert payloads[0] == b"prefix" + b"m" * (FRAME_BYTES_MIN - len(b"prefix"))
+    assert payloads[-1] == b"t" * len(b"prefix") + b"later"
+    assert core.waiting_bytes == 0
+
+
 def test_streams_that_wait_are_served_in_turn_and_told_so() -> None:
     core = served()
     first, second = opened(core, 1), opened(core, 3)
