@@ -39,8 +39,8 @@ CONNECTIONS: Final = 16
 SECONDS: Final = 6.0
 BATCH: Final = 100
 PAYLOAD: Final = os.urandom(1024)
-LINES: Final = 4
-"""Life cycles that run side by side, so that one waits for the disk while another works."""
+LINES: Final = 8
+"""Life cycles side by side, a connection and a queue each, so that some wait for the disk while others work."""
 
 WEIGHTS: Final = {"a": 1, "b": 2, "c": 3, "d": 5, "e": 8, "f": 13}
 TAKEN: Final = 10_000
