@@ -59,7 +59,12 @@ _WITH_HEADERS: Final = _PLAIN.append(pa.field("headers", pa.list_(pa.field("elem
 def read_piece(view: StreamView, piece: Piece, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """The records of a piece; gaps left by deletes, expiry and compaction are passed over."""
     keep_freed()
-    info = _info(view, piece)
+    try:
+        info = _info(view, piece)
+    except NotFoundError:
+        if options.fail_on_data_loss:
+            raise
+        return
     offset = check_kept(piece.topic, piece.partition, piece.begin, piece.end, info, options)
     rows = _Rows(piece, options)
     record_bytes = info.size_bytes / max(1, info.records)

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
-from basaltmq.errors import InvalidArgumentError, NotFoundError
+from basaltmq.errors import InvalidArgumentError, NotFoundError, TopicNotFoundError
 from basaltmq.pipeline.archive import REJECTED
 from basaltmq.pipeline.archived import path_within, read_archived
 from basaltmq.pipeline.audit_store import MISSING_SEGMENT, audit_rows
@@ -121,8 +122,7 @@ def audit(spark: SparkSession, job: AuditJob) -> Audited:
     if not is_whole:
         said = "its records were not looked at: bring the missing files back, or make the index anew, and audit again"
         findings.append(Finding(Severity.NOTE, "unread", "log", said))
-    log = _log(spark, job, infos) if infos and is_whole else None
-    blocks = {} if log is None else _blocks(log)
+    log, blocks = _counts(spark, job, path, infos) if is_whole else (None, {})
     removed = _removed(path, infos)
     archived: Blocks = {}
     kept_archive: DataFrame | None = None
@@ -173,6 +173,25 @@ def _log(spark: SparkSession, job: AuditJob, infos: Mapping[tuple[str, int], Sha
         "failOnDataLoss": "false",
     }
     return spark.read.format("basalt").options(**options).load()
+
+
+def _counts(
+    spark: SparkSession, job: AuditJob, path: Path, infos: dict[tuple[str, int], ShardInfo]
+) -> tuple[DataFrame | None, Blocks]:
+    """The log and what is in it. Topics that are deleted meanwhile are taken out of `infos`."""
+    while infos:
+        log = _log(spark, job, infos)
+        try:
+            return log, _blocks(log)
+        except PySparkException as error:
+            with StreamView.open(path) as view:
+                names = {topic.name for topic in view.topics()}
+            gone = [at for at in infos if at[0] not in names]
+            if not gone or TopicNotFoundError.__name__ not in str(error):
+                raise
+            for at in gone:
+                del infos[at]
+    return None, {}
 
 
 def _removed(path: Path, before: Mapping[tuple[str, int], ShardInfo]) -> dict[tuple[str, int], int]:
