@@ -21,6 +21,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", "1")
         .config("spark.driver.memory", "1g")
         .config("spark.ui.showConsoleProgress", "false")
+        # Rows are few and queries many: to compile them well takes longer than to run them.
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .config("spark.sql.codegen.wholeStage", "false")
+        .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+        .config("spark.sql.adaptive.enabled", "false")
+        .config("spark.sql.streaming.noDataMicroBatches.enabled", "false")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.local.dir", str(tmp_path_factory.mktemp("spark")))
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
