@@ -104,16 +104,22 @@ def test_batches_that_cannot_be_taken_are_refused_with_kafkas_codes(kafka: Broke
         client.create("refusing", max_message_bytes="1000")
         for batch, code in (
             (damaged, e.CORRUPT_MESSAGE),
-            (old, e.UNSUPPORTED_FOR_MESSAGE_FORMAT),
-            (good[:40], e.CORRUPT_MESSAGE),
+            (old, e.INVALID_RECORD),
+            (good[:40], e.INVALID_RECORD),
             (good + good, e.INVALID_RECORD),
             (b"", e.INVALID_RECORD),
             (batch_of(b"y" * 2000), e.MESSAGE_TOO_LARGE),
         ):
             assert client.produce("refusing", batch)["error_code"] == code
+        for version in (0, 1, 2):
+            answer = client.produce("refusing", old, version=version)
+            assert answer["error_code"] == e.UNSUPPORTED_FOR_MESSAGE_FORMAT
         assert client.produce("refusing", good, acks=5)["error_code"] == e.INVALID_REQUIRED_ACKS
         assert client.produce("nowhere", good)["error_code"] == e.UNKNOWN_TOPIC_OR_PARTITION
         assert client.produce("refusing", good)["base_offset"] == 0
+        huge = client.fetch("refusing", 0, max_bytes=0x7FFFFFFF)
+        assert (huge["error_code"], len(huge["records"])) == (0, len(good)), "2 GiB are asked for, what is there comes"
+        assert client.fetch("refusing", 0, max_bytes=-1)["error_code"] == 0
 
 
 def test_sequences_of_an_idempotent_producer_are_held_to(kafka: Broker) -> None:

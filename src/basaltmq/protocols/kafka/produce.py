@@ -30,6 +30,9 @@ ALL: Final = -1
 HELD_MS_MAX: Final = 10_000
 """How long a producer waits for an alarm to end before it is told to try again."""
 
+BATCHES_SINCE: Final = 3
+"""The first version that carries record batches of format 2, and nothing else."""
+
 ZSTD_SINCE: Final = 7
 _MAGIC_AT: Final = 16
 
@@ -153,12 +156,13 @@ def _checked(raw: bytes | None, version: int, size_bytes_max: int) -> KafkaHeade
     if not raw or len(raw) <= _MAGIC_AT:
         raise Refused(e.INVALID_RECORD, "a produce request without records")
     if raw[_MAGIC_AT] != MAGIC:
+        # As Apache Kafka answers; it closes on the versions that know nothing else, whose clients know only this code.
         raise Refused(
-            e.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+            e.INVALID_RECORD if version >= BATCHES_SINCE else e.UNSUPPORTED_FOR_MESSAGE_FORMAT,
             f"records in format {raw[_MAGIC_AT]}; this broker takes {MAGIC}, which clients speak since 0.11",
         )
     if len(raw) < HEADER_BYTES:
-        raise Refused(e.CORRUPT_MESSAGE, f"{len(raw)} bytes are too few for a record batch")
+        raise Refused(e.INVALID_RECORD, f"{len(raw)} bytes are too few for a record batch")
     header = read_header(raw)
     if header.size_bytes < len(raw) and header.batch_length > 0:
         raise Refused(e.INVALID_RECORD, "a partition of a produce request holds one batch, not several")

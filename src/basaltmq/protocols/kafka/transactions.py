@@ -515,7 +515,9 @@ class Transactions:
         return None if raw is None else Transaction.decode(transactional_id, raw)
 
     def _checked(self, transactional_id: str, producer_id: int, epoch: int) -> _Live:
-        live = self._find(transactional_id) if transactional_id else None
+        if not transactional_id:
+            raise Refused(e.INVALID_REQUEST, "a request of a transaction without a transactional id")
+        live = self._find(transactional_id)
         if live is None or live.row.producer_id != producer_id:
             raise _unmapped(transactional_id, producer_id)
         if live.row.epoch != epoch:

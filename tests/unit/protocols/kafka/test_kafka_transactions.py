@@ -156,6 +156,7 @@ def test_an_epoch_fences_those_before_it_and_aborts_what_they_had_open(world: Wo
         assert await refused(transactions.end("id", pid + 1, second, True)) == e.INVALID_PRODUCER_ID_MAPPING
         assert await refused(transactions.end("nobody", pid, second, True)) == e.INVALID_PRODUCER_ID_MAPPING
         assert await refused(transactions.initialize("", TIMEOUT_MS)) == e.INVALID_REQUEST
+        assert await refused(transactions.end("", pid, second, True)) == e.INVALID_REQUEST
         for timeout_ms in (0, -1, TIMEOUT_MS_MAX + 1):
             assert await refused(transactions.initialize("id", timeout_ms)) == e.INVALID_TRANSACTION_TIMEOUT
 
