@@ -24,11 +24,11 @@ from basaltmq.queues.paging import PagingQueue
 from basaltmq.queues.plain import Plain
 from basaltmq.queues.proxy import Proxy
 from basaltmq.queues.row_changes import cancel_rows, delete_rows, put_rows
-from basaltmq.queues.rows import prefix_of, weight_of
+from basaltmq.queues.rows import prefix_of, read_entries, weight_of
 from basaltmq.store.api import Store
 from basaltmq.store.families import Family
 from basaltmq.store.keys import lp, message_prefix, prefix_range, take_lp
-from basaltmq.store.ranges import read_ranges
+from basaltmq.store.ranges import Range, read_ranges
 
 _PLACE_BYTES: Final = 24
 """Enqueue time and id: what a message's key has behind its sub-queue."""
@@ -39,6 +39,9 @@ _STRIDE: Final = 8
 MANY_KEYS: Final = 4096
 """Keys from which on they are served in runs: with so many a turn is far away for everyone, and what a turn costs (a
 read from disk, if memory has no room for all of them) is shared by the messages of a run."""
+
+FEW_KEYS_SHARE: Final = 8
+"""Once in runs, keys are served so until an eighth of `MANY_KEYS` is left: those behind them are on disk as before."""
 
 RUN: Final = 8
 """Messages of a run, times the weight; shares are as exact as before, over spans that are longer by this factor."""
@@ -117,6 +120,7 @@ class FairQueue(Proxy):
         "_leased",
         "_limits",
         "_queue",
+        "_run",
         "_scheduler",
         "_store",
         "_subs",
@@ -143,6 +147,7 @@ class FairQueue(Proxy):
         self._leased = leased
         self._subs: dict[str, PagingQueue] = {}
         self._scheduler = FairScheduler()
+        self._run = 1
         self._blocked: set[str] = set()
         self._discover = discover
 
@@ -260,26 +265,44 @@ class FairQueue(Proxy):
 
     def _choose_run(self) -> int:
         """Serve many keys in runs."""
-        run = RUN if len(self._subs) > MANY_KEYS else 1
-        self._scheduler.set_quantum(run)
+        count = len(self._subs)
+        run = RUN if count > MANY_KEYS else 1 if count <= MANY_KEYS // FEW_KEYS_SHARE else self._run
+        if run != self._run:
+            self._run = run
+            self._scheduler.set_quantum(run)
         return run
 
     def _read_ahead(self, turns: list[tuple[str, int]]) -> None:
         """Read for many sub-queues whose turns are next, if one of those that have theirs is on disk."""
         subs = self._subs
-        places = {sub: place for sub, most in turns if (place := subs[sub].to_read(most)) is not None}
-        if not places:
+        due = {sub: place for sub, most in turns if (place := subs[sub].to_read(most)) is not None}
+        if not due:
             return
+        places = dict(due)
         for sub, most in self._scheduler.upcoming(AHEAD_KEYS):
             if sub not in places and (place := subs[sub].to_read(most)) is not None:
                 places[sub] = place
+        # What a pass has no room for is read when it is its turn. For some of it, it is.
+        while places:
+            places = {sub: due[sub] for sub in self._read_for(places) if sub in due}
+
+    def _read_for(self, places: dict[str, Range]) -> list[str]:
+        """Read from disk for sub-queues in one pass; those that were left out for want of room."""
         wanted = sorted((place, sub) for sub, place in places.items())
-        bytes_max = min(AHEAD_BYTES, max(self._limits.read_ahead_bytes, self._budget.room_bytes()))
-        ranges = [place for place, _ in wanted]
-        found = read_ranges(self._store, Family.MESSAGES, ranges, bytes_max)
-        for ((_, _, rows_max), sub), rows in zip(wanted, found, strict=False):
-            if rows is not None:
-                subs[sub].was_read(rows, whole=len(rows) < rows_max)
+        bytes_max = min(AHEAD_BYTES, max(1, self._limits.read_ahead_bytes, self._budget.room_bytes()))
+        found = read_ranges(self._store, Family.MESSAGES, [place for place, _ in wanted], bytes_max)
+        rows = [row for each in found if each for row in each]
+        entries = read_entries(rows) if len(self._leased.free(rows)) == len(rows) else None
+        at = charged = 0
+        for ((_, _, rows_max), sub), each in zip(wanted, found, strict=False):
+            if each is None:
+                continue
+            end = at + len(each)
+            mine = read_entries(self._leased.free(each)) if entries is None else entries[at:end]
+            at = end
+            charged += self._subs[sub].take_in(mine, None if len(each) < rows_max else each[-1][0] + b"\0")
+        self._budget.charge(charged)
+        return [sub for _, sub in wanted[len(found) :]]
 
     def _lose(self, sub: str) -> None:
         del self._subs[sub]

@@ -356,15 +356,14 @@ class PagingQueue(Proxy):
         assert end is not None, "a length-prefixed name is never all 0xff"
         return self._cursor, end, most + 1 - len(self._window)
 
-    def was_read(self, rows: list[tuple[bytes, bytes]], *, whole: bool) -> None:
-        """Somebody read on for this queue, from the cursor: these rows, and there is more unless they are the
-        `whole` rest."""
-        if whole:
-            self._cursor = None
-        elif rows:
-            self._cursor = rows[-1][0] + b"\0"
-        self._unfold()
-        self._take_in_entries(self._leased.free(rows))
+    def take_in(self, entries: list[Entry], cursor: bytes | None) -> int:
+        """Somebody read on for this queue, from the cursor to another one: these, without what is leased. What they
+        cost in memory, for the caller to charge."""
+        self._cursor = cursor
+        self._window += entries
+        cost_bytes = sum([len(e.row) for e in entries]) + ENTRY_OVERHEAD_BYTES * len(entries)
+        self._bytes += cost_bytes
+        return cost_bytes
 
     def is_empty(self) -> bool:
         return self.head() is None
@@ -499,13 +498,8 @@ class PagingQueue(Proxy):
             if plain is not None and self._append_columns(plain):
                 return True
         self._unfold()
-        self._take_in_entries(free)
+        self.budget.charge(self.take_in(self._entries(free), self._cursor))
         return True
-
-    def _take_in_entries(self, rows: list[tuple[bytes, bytes]]) -> None:
-        found = self._entries(rows)
-        self._window.extend(found)
-        self._charge(sum([len(e.row) for e in found]) + ENTRY_OVERHEAD_BYTES * len(found))
 
     def _row(self, entry: Entry) -> bytes:
         """The row of a message that came back without it."""

@@ -106,6 +106,7 @@ class Cursor:
         fault: BasaltError | None = None
         with self._lock:
             native = self._require()
+            valid, key_of, value_of, forth = native.valid, native.key, native.value, native.next
             # The row the iterator is at; empty when it has to seek, None when it is at the end.
             key: bytes | None = b""
             for start, end, rows_max in ranges:
@@ -114,13 +115,13 @@ class Cursor:
                 rows: list[tuple[bytes, bytes]] = []
                 if key is not None and key < start:
                     native.seek(start)
-                    key = native.key() if native.valid() else None
+                    key = key_of() if valid() else None
                 while key is not None and key < end and len(rows) < rows_max:
-                    value = native.value()
+                    value = value_of()
                     rows.append((key, value))
                     bytes_max -= len(key) + len(value)
-                    native.next()
-                    key = native.key() if native.valid() else None
+                    forth()
+                    key = key_of() if valid() else None
                 if key is not None:
                     found.append(rows)
                     continue
@@ -133,7 +134,7 @@ class Cursor:
                     found.append(None)
                 else:
                     break
-            del native
+            del native, valid, key_of, value_of, forth
         if fault is not None:
             raise fault
         return found

@@ -12,9 +12,10 @@ from tests.unit.queues.conftest import Planes, payloads
 
 from basaltmq.errors import InvalidArgumentError, LimitExceededError
 from basaltmq.queues import fair
-from basaltmq.queues.budget import MemoryBudget
+from basaltmq.queues.budget import MemoryBudget, PagingLimits
 from basaltmq.queues.config import Durability, QueueConfig
 from basaltmq.queues.draft import Draft
+from basaltmq.queues.paging import PagingQueue
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.ranges import read_ranges
 
@@ -170,3 +171,47 @@ def test_drafts_with_keys_and_weights_are_kept_as_they_are_and_bad_ones_are_refu
         with pytest.raises((InvalidArgumentError, LimitExceededError)):
             plane.enqueue(name, [Draft(**({"payload": b"ok", "fairness_key": "k"} | fields)), drafts[0]])
     assert plane.stats(name)["ready"] == 14
+
+
+@pytest.mark.spec("C10")
+def test_keys_served_in_runs_are_served_so_until_few_are_left(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair, "MANY_KEYS", 16)
+    plane = planes.open()
+    plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
+    backing = plane._loaded.require("q").backing
+    assert isinstance(backing, fair.FairQueue)
+    for _ in range(fair.RUN):
+        plane.enqueue("q", [Draft(payload=b"x", fairness_key=f"k{n}") for n in range(16)])
+    assert backing._choose_run() == 1
+    plane.enqueue("q", [Draft(payload=b"x", fairness_key="one more")])
+    runs: dict[int, int] = {}
+    while deliveries := plane.lease("q", fair.RUN):
+        runs[len(backing.sub_queues())] = backing._choose_run()
+        plane.ack("q", deliveries[0].token)
+    few = 16 // fair.FEW_KEYS_SHARE
+    assert runs == {left: fair.RUN if left > few else 1 for left in runs}
+    assert {few, few + 1} <= runs.keys()
+
+
+@pytest.mark.spec("C10")
+def test_those_whose_turn_it_is_are_read_together_even_where_a_pass_ends_before_them(
+    planes: Planes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fair, "MANY_KEYS", 8)
+    plane = planes.open(budget=MemoryBudget(0), paging=PagingLimits(read_ahead_bytes=2000))
+    plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
+    for _ in range(5):
+        plane.enqueue("q", [Draft(payload=b"x" * 100, fairness_key=f"k{n}") for n in range(60, 0, -1)])
+    alone = 0
+    read_ahead = PagingQueue._read_ahead
+
+    def counted(queue: PagingQueue, wanted: int) -> bool:
+        nonlocal alone
+        alone += queue._cursor is not None
+        return read_ahead(queue, wanted)
+
+    monkeypatch.setattr(PagingQueue, "_read_ahead", counted)
+    while deliveries := plane.lease("q", 10):
+        plane.ack("q", deliveries[0].token)
+    assert alone == 0
+    assert plane.stats("q")["acked"] == 300
