@@ -1,7 +1,8 @@
 """Streams in the commit log: appending, syncing, many shards.
 
 Every figure is measured beside what bounds it, in the same run, on the same disk. BASALT_BENCH_SHARDS sets the number
-of shards (default 200000; 1000000 for the bar). Reading and starting again are in `log_read`.
+of shards (default 200000; 1000000 for the bar), BASALT_BENCH_PARTS which parts run (appending, syncing, many_shards).
+Reading and starting again are in `log_read`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import resource
 import threading
 
 import uvloop
-from bench.log_rig import MIB, RECORDS, ROUNDS, VALUE_BYTES, Rig, batch_of, bench_path, middle, rate
+from bench.log_rig import MIB, RECORDS, ROUNDS, VALUE_BYTES, Rig, batch_of, bench_path, middle, rate, rows_of
 from bench.row import Row
 
 from basaltmq.log.frame import encode_batch
@@ -146,4 +147,4 @@ def _resident_bytes() -> int:
 
 
 def run() -> list[Row]:
-    return [*appending(), *syncing(), *many_shards()]
+    return rows_of(appending, syncing, many_shards)

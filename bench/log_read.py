@@ -1,7 +1,8 @@
 """Streams in the commit log: reading in order, starting after a crash, building the index again.
 
 Every figure is measured beside what bounds it, in the same run, on the same disk, taking turns. BASALT_BENCH_LOG_GB
-sets the size of the log for the restart and the rebuild (default 1; 10 for the bar as it is meant).
+sets the size of the log for the restart and the rebuild (default 1; 10 for the bar as it is meant), BASALT_BENCH_PARTS
+which parts run (reading, restarting).
 
 A rebuild is compared with a plain read of the same files twice: warm, both from the page cache, and cold, both from the
 disk. Which it was is not hoped for but asked of the kernel (mincore) before each measurement, and reported. The time is
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import google_crc32c
-from bench.log_rig import MIB, RECORDS, ROUNDS, Rig, batch_of, bench_path, clock_ms, middle
+from bench.log_rig import MIB, RECORDS, ROUNDS, Rig, batch_of, bench_path, clock_ms, middle, rows_of
 from bench.row import Row
 
 from basaltmq.log.columnar import ColumnBatch
@@ -257,4 +258,4 @@ def _raw_read(path: Path) -> float:
 
 
 def run() -> list[Row]:
-    return [*reading(), *restarting()]
+    return rows_of(reading, restarting)

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
+from bench.row import Row
+
 from basaltmq.log.columnar import ColumnBatch
 from basaltmq.log.record import Record
 from basaltmq.store.open import open_store
@@ -73,6 +75,12 @@ def batch_of(number: int, keyed: bool = False) -> ColumnBatch:
     return ColumnBatch.from_records(
         [Record(value, b"key-%d" % (number + at) if keyed else None) for at in range(RECORDS)], clock_ms()
     )
+
+
+def rows_of(*parts: Callable[[], list[Row]]) -> list[Row]:
+    """The rows of those parts that BASALT_BENCH_PARTS names, separated by commas; of all if it names none."""
+    named = [name for name in os.environ.get("BASALT_BENCH_PARTS", "").split(",") if name]
+    return [row for part in parts if not named or part.__name__ in named for row in part()]
 
 
 def rate(count: int, action: Callable[[int], object]) -> float:

@@ -17,7 +17,8 @@ rolled away from first, then the one being written, then the directory, so that 
 `secure` does so faster where it can: a lane that is synced often gets a ring (see `ring`), and if all that is not
 durable is still gathered, the ring takes it instead of the segment. The segment is given it by `tidy`, when those who
 waited have been told, or by a read that comes before. A drain in the background syncs the segment each time half of the
-ring is used; if that takes too long, or there is more to sync than was gathered, `secure` is a `sync`.
+ring is used; if that takes too long, or there is more to sync than was gathered, `secure` is a `sync`. The ring is
+removed only when all of it is synced in its segment.
 
 Any error of a write or a sync poisons the lane: how much reached the file is not known, and only recovery can tell. The
 bytes of a failed append are never referred to and are cut off at the next start.
@@ -256,7 +257,9 @@ class Lane:
                 fd = self._fd
                 names_synced = self._names_synced
                 self._names_synced = True
-            if target == self._synced_position and names_synced:
+                is_held = self._ring is not None and self._ring.used_bytes > 0
+            # What only the ring makes durable is not enough: whoever asks may be about to remove it.
+            if target == self._synced_position and names_synced and not is_held:
                 return
             try:
                 for old_fd, _ in sealing:
@@ -293,8 +296,10 @@ class Lane:
             gathered = self._gathered
             size_bytes = self._gathered_bytes - self._ringed_bytes
             target = self._end
-            if not size_bytes or self._sealing or not self._names_synced:
+            if self._sealing or not self._names_synced:
                 return False
+            if not size_bytes:
+                return self._synced_position == target
             if self._synced_position + size_bytes != target:
                 return False
             if self._ring is None:

@@ -406,3 +406,56 @@ def test_writers_readers_and_syncs_at_once_lose_nothing(tmp_path: Path) -> None:
     assert found(copied(lane, tmp_path / "killed"), tmp_path) == list(range(301))
     lane.close()
     assert found(tmp_path / "lane", tmp_path) == list(range(301))
+
+
+@pytest.mark.promise("P1")
+@pytest.mark.parametrize("is_tidied", [True, False])
+def test_a_close_removes_the_ring_only_after_its_frames_are_synced_in_their_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_tidied: bool
+) -> None:
+    lane = ringed(tmp_path)
+    gather(lane, 1)
+    lane.secure()
+    if is_tidied:
+        lane.tidy()
+    segment = os.stat(lane.segments()[-1].path)
+    synced_bytes: list[int] = []
+    real = os.fdatasync
+
+    def fdatasync(fd: int) -> None:
+        status = os.fstat(fd)
+        if status.st_ino == segment.st_ino:
+            synced_bytes.append(status.st_size)
+        real(fd)
+
+    def remove(path: Path) -> None:
+        assert synced_bytes[-1:] == [lane.end], "the ring goes, and its frames are in no file that was synced"
+        removed.append(path)
+
+    removed: list[Path] = []
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    monkeypatch.setattr(ring_module, "remove", remove)
+    lane.close()
+    assert removed == [tmp_path]
+
+
+@pytest.mark.promise("P1")
+def test_a_sync_that_has_nothing_to_add_does_not_touch_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = ringed(tmp_path)
+    gather(lane, 1)
+    lane.secure()
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    lane.secure()
+    lane.tidy()
+    lane.secure()
+    assert synced == []
+    monkeypatch.undo()
+    lane.sync()
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    lane.sync()
+    assert synced == []
+    monkeypatch.undo()
+    lane.close()

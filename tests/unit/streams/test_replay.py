@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -9,7 +10,10 @@ import pytest
 from tests.unit.streams.segment_rig import INDEX, SegmentRig, explain
 
 from basaltmq.log import recovery
+from basaltmq.log.lane import LaneOptions
 from basaltmq.log.record import Record
+from basaltmq.log.ring import SLOT_BYTES
+from basaltmq.store import keys
 from basaltmq.streams.durability import Durability
 from basaltmq.streams.index import StreamIndex
 from basaltmq.streams.segment_replay import Replay
@@ -108,6 +112,57 @@ def test_a_tail_torn_inside_a_run_is_cut_after_the_last_whole_frame(tmp_path: Pa
     assert rig.engine.shard_info(shard).next_offset == 19
     assert rig.engine.lanes[0].log.end == end // 20 * 19
     assert [record.offset for record in rig.drained(shard)] == list(range(19))
+    rig.close()
+
+
+def indexed_until(rig: SegmentRig) -> int:
+    """How far the index goes that a crash leaves."""
+    return int.from_bytes(dict(rig.store.scan(INDEX, *keys.prefix_range(b"C")))[keys.log_checkpoint_key(0)], "big")
+
+
+@pytest.mark.promise("P1", "P9")
+def test_after_a_kill_what_lies_behind_the_checkpoint_is_found_again(tmp_path: Path) -> None:
+    rig = SegmentRig(tmp_path, segment_bytes=1 << 20)
+    shard = rig.shard()
+    rig.put(shard, b"before")
+    rig.engine.checkpoint()
+    for number in range(5):
+        rig.put(shard, b"after %d" % number)
+    rig.put(shard, Record(b"keyed", b"key"))
+    log = rig.engine.lanes[0].log
+    assert indexed_until(rig) < log.end
+    rig.crash()
+    rig.open()
+    values = [b"before", *(b"after %d" % number for number in range(5)), b"keyed"]
+    assert [record.value for record in rig.drained(shard)] == values
+    assert [record.offset for record in rig.engine.read_by_key(shard, b"key", 0).records()] == [6]
+    assert rig.put(shard, b"next") == 7
+    rig.close()
+
+
+@pytest.mark.promise("P1", "P9")
+def test_after_a_power_loss_what_only_the_ring_holds_is_found_again(tmp_path: Path) -> None:
+    rig = SegmentRig(tmp_path, segment_bytes=1 << 20)
+    rig.close()
+    rig.options = LaneOptions(segment_bytes=1 << 20, ring_bytes=16 * SLOT_BYTES, ring_after=1)
+    rig.open()
+    shard = rig.shard(durability=Durability.SYNCED)
+    log = rig.engine.lanes[0].log
+    rig.engine.wait(rig.engine.batch_write(shard, [Record(b"makes the ring")]))
+    assert log._worker is not None
+    log._worker.join(30)
+    rig.engine.checkpoint()
+    kept = log.end
+    for number in range(3):
+        rig.engine.wait(rig.engine.batch_write(shard, [Record(b"%d" % number)]))
+    assert log._ring is not None
+    assert log._ring.used_bytes
+    assert indexed_until(rig) == kept
+    rig.crash()
+    os.truncate(log.segments()[-1].path, kept)
+    rig.open()
+    assert [record.value for record in rig.drained(shard)] == [b"makes the ring", b"0", b"1", b"2"]
+    assert rig.put(shard, b"next") == 4
     rig.close()
 
 
