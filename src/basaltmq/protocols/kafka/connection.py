@@ -19,7 +19,6 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Coroutine
-from struct import Struct as Layout
 from typing import TYPE_CHECKING, Any, Final
 
 from basaltmq.broker.users import User
@@ -28,6 +27,7 @@ from basaltmq.protocols.kafka import api as k
 from basaltmq.protocols.kafka import errors as e
 from basaltmq.protocols.kafka.desk import Later
 from basaltmq.protocols.kafka.fetch_session import FetchSession
+from basaltmq.protocols.kafka.inbox import SIZE, Inbox
 from basaltmq.protocols.kafka.schema import Fields
 from basaltmq.protocols.kafka.scram import ScramExchange
 from basaltmq.protocols.kafka.session import MECHANISMS, PLAIN, api_versions, read_plain
@@ -47,7 +47,6 @@ REFUSAL_DELAY_S: Final = 0.3
 """A wrong password costs the guesser this long."""
 
 NONCE_BYTES: Final = 24
-_SIZE: Final = Layout(">i")
 _OPEN: Final = frozenset((k.API_VERSIONS, k.SASL_HANDSHAKE, k.SASL_AUTHENTICATE))
 _log: Final = logging.getLogger(__name__)
 
@@ -65,7 +64,7 @@ class Connection(asyncio.Protocol):
         self.requests = 0
         self.received_bytes = 0
         self._transport: asyncio.Transport | None = None
-        self._buffer = bytearray()
+        self._inbox = Inbox()
         self._may_enter = False
         self._mechanism = ""
         self._is_bare = False
@@ -97,7 +96,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        self._buffer.clear()
+        self._inbox.clear()
         self.server.node.connections.remove(self._number)
         if self._handshake_timer is not None:
             self._handshake_timer.cancel()
@@ -112,7 +111,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.received_bytes += len(data)
-        self._buffer += data
+        self._inbox.add(data)
         self._pump()
 
     def pause_writing(self) -> None:
@@ -147,7 +146,7 @@ class Connection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         is_held = self._step is not None or self._is_full or self._has_enough()
-        should_pause = is_held and len(self._buffer) >= UNAUTHENTICATED_BYTES_MAX
+        should_pause = is_held and self._inbox.size_bytes >= UNAUTHENTICATED_BYTES_MAX
         if should_pause != self._is_paused:
             self._is_paused = should_pause
             if should_pause:
@@ -156,20 +155,13 @@ class Connection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _next_frame(self) -> bytes | None:
-        buffer = self._buffer
-        if len(buffer) < _SIZE.size:
+        size = self._inbox.request_bytes()
+        if size is None:
             return None
-        size = _SIZE.unpack_from(buffer)[0]
         size_max = self.server.settings.request_bytes_max if self._may_enter else UNAUTHENTICATED_BYTES_MAX
         if not 0 <= size <= size_max:
             raise MalformedRequestError(f"a request of {size} bytes; up to {size_max} are taken")
-        end = _SIZE.size + size
-        if len(buffer) < end:
-            return None
-        with memoryview(buffer) as view:
-            frame = bytes(view[_SIZE.size : end])
-        del buffer[:end]
-        return frame
+        return self._inbox.take(size)
 
     def _handle(self, frame: bytes) -> None:
         if self._is_bare:
@@ -301,7 +293,7 @@ class Connection(asyncio.Protocol):
             await asyncio.sleep(REFUSAL_DELAY_S)
             raise
         self._is_bare = self._scram is not None
-        return [_SIZE.pack(len(answer)), answer]
+        return [SIZE.pack(len(answer)), answer]
 
     async def _log_in(self, raw: bytes) -> bytes:
         """One message of the mechanism; its answer. The last one lets the client in."""
@@ -369,7 +361,7 @@ class Connection(asyncio.Protocol):
     def _end(self, reason: str) -> None:
         if self._transport is not None and not self._transport.is_closing():
             _log.info("%s: closed: %s", self.name, reason)
-            self._buffer.clear()
+            self._inbox.clear()
             self._transport.close()
 
     def _is_loopback(self) -> bool:
