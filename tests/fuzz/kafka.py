@@ -229,7 +229,7 @@ async def one_round(world: World, seed: int) -> None:
             if transport.closed:
                 break
             connection.data_received(piece)
-        assert len(connection._buffer) <= 2 * REQUEST_BYTES_MAX
+        assert connection._inbox.size_bytes <= 2 * REQUEST_BYTES_MAX
         step = connection._step
         if step is not None:
             await asyncio.wait([step], timeout=0.02)
