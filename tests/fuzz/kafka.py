@@ -54,9 +54,6 @@ class Socket(Transport):
         super().__init__()
         self._host = host
 
-    def writelines(self, chunks: list[bytes]) -> None:
-        self.write(b"".join(chunks))
-
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
 
     def get_extra_info(self, name: str) -> Any:
