@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -71,6 +72,59 @@ def test_settings_of_a_topic_are_altered(kafka: Broker) -> None:
     altered.result(WAIT_S)
     (described,) = admin.describe_configs([resource]).values()
     assert described.result(WAIT_S)["retention.ms"].value == "60000"
+
+
+def test_a_topic_is_compacted_and_retained_from_when_it_is_told_to_be(kafka: Broker) -> None:
+    """Both were made without, and filled: librdkafka's compressed batches without an index of their keys."""
+    producer = confluent_kafka.Producer({"bootstrap.servers": servers(kafka), "compression.type": "lz4"})
+    for name in ("compacted", "retained"):
+        with RawClient(kafka.port("kafka")) as client:
+            client.create(name)
+        for number in range(60):
+            producer.produce(name, b"%d" % number, key=b"%d" % (number % 7), timestamp=1_700_000_000_000)
+            if number % 20 == 19:
+                assert producer.flush(WAIT_S) == 0
+    admin = kafka_admin.AdminClient({"bootstrap.servers": servers(kafka)})
+    kind = kafka_admin.ConfigResource.Type.TOPIC
+
+    def altered(topic: str, **given: str) -> None:
+        entries = [
+            kafka_admin.ConfigEntry(
+                name.replace("_", "."), value, incremental_operation=kafka_admin.AlterConfigOpType.SET
+            )
+            for name, value in given.items()
+        ]
+        resource = kafka_admin.ConfigResource(kind, topic, incremental_configs=entries)
+        admin.incremental_alter_configs([resource])[resource].result(WAIT_S)
+        shown = admin.describe_configs([resource])[resource].result(WAIT_S)
+        assert {name: shown[name.replace("_", ".")].value for name in given} == given
+
+    # With compact alone retention does not apply, as with Apache Kafka.
+    altered("compacted", cleanup_policy="compact", retention_bytes="1")
+    altered("retained", retention_bytes="1")
+    latest = [b"%d" % number for number in range(53, 60)]
+
+    def seen(topic: str) -> list[bytes]:
+        with RawClient(kafka.port("kafka")) as client:
+            asked = {"topics": [{"name": topic, "partitions": [{"partition_index": 0, "timestamp": -2}]}]}
+            offset = client.ask(k.LIST_OFFSETS, 5, asked)["topics"][0]["partitions"][0]["offset"]
+        consumer = confluent_kafka.Consumer(
+            {"bootstrap.servers": servers(kafka), "group.id": "seen", "enable.partition.eof": True}
+        )
+        consumer.assign([confluent_kafka.TopicPartition(topic, 0, offset)])
+        found: list[bytes] = []
+        try:
+            while (message := consumer.poll(WAIT_S)) is not None and not message.error():
+                found.append(message.value())
+        finally:
+            consumer.close()
+        return found
+
+    until = time.monotonic() + WAIT_S
+    while (len(seen("compacted")) > 7 or seen("retained")) and time.monotonic() < until:
+        time.sleep(0.3)
+    assert seen("compacted") == latest
+    assert seen("retained") == []
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
