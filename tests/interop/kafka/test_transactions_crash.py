@@ -23,6 +23,11 @@ from tests.interop.kafka.client_modules import confluent_kafka
 from tests.interop.kafka.raw import RawClient
 from tests.interop.kafka.test_crash import flags, free_port
 from tests.interop.server import running
+from tests.unit.streams.view_rig import values
+
+import basaltmq
+from basaltmq.pipeline.place import store_path
+from basaltmq.streams.view import StreamView
 
 KILLS = int(os.environ.get("BASALT_KILLS", "3"))
 WAIT_S = 90.0
@@ -30,12 +35,12 @@ STEP_S = 20.0
 """What a client waits for one answer before it begins another life."""
 
 EACH_MAX = 25
-AHEAD_MAX = 1000
+AHEAD_MAX = 300
 """Records by which the source is ahead of the copy, so that the end is soon reached."""
 
 PARTITIONS = 2
 ABORTS = 0.2
-LIVES = 0.1
+LIVES = 0.03
 
 
 def settings_of(port: int) -> dict[str, Any]:
@@ -232,7 +237,14 @@ def test_each_record_is_seen_once_and_in_order_whatever_is_killed(tmp_path: Path
         print(f"{source.sent} records, {worker.commits} commits, {worker.aborts} aborts, lives ended: {worker.ends}")
         assert not source.failed
         assert source.acknowledged == source.sent
+        copied = [[b"%d" % each for each in range(at, source.sent, PARTITIONS)] for at in range(PARTITIONS)]
         assert committed_in(port, "in", 0) == [b"%d" % number for number in range(source.sent)]
-        for partition in range(PARTITIONS):
-            wanted = [b"%d" % number for number in range(partition, source.sent, PARTITIONS)]
-            assert committed_in(port, "out", partition) == wanted
+        assert [committed_in(port, "out", partition) for partition in range(PARTITIONS)] == copied
+        place = store_path(tmp_path / "data")
+        with StreamView.open(place) as view:
+            assert [values(view, "out", partition) for partition in range(PARTITIONS)] == copied, "as Spark reads it"
+        assert broker.stop() == 0
+    with basaltmq.open(place) as db:
+        topic = db.topic("out", create=False)
+        found = [[each.value for each in topic.read(partition)] for partition in range(PARTITIONS)]
+        assert found == copied, "as the embedded API does"
