@@ -9,10 +9,10 @@ import pytest
 from tests.crash.harness import Forge, PowerLoss, Tails, deaths, listen_and_kill, remove
 from tests.crash.transaction_workload import TransactionExpectation
 
-LOSSES = 5
+LOSSES = 3
 EARLY = 0.2
 EARLY_S = 0.3
-LATE_S = 0.5
+LATE_S = 0.4
 
 
 @pytest.mark.promise("P1", "P2")
