@@ -8,7 +8,7 @@ test holds them against each other.
     LeaseResponse   1 token varint | 2 message, length-delimited, each | 3 visibility ms varint
     Message         1 id (16) | 2 payload | 4 fairness key | 5 weight | 6 attempts | 7 priority | 8 enqueued ns
 
-Budget: half a microsecond a message of one enqueue, twice that of several; protobuf takes five times as much.
+Budget: 0.6 us a message of 1 KB of one enqueue with everything in the cache, about 1 us in a server that is busy.
 """
 
 from __future__ import annotations

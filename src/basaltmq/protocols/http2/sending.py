@@ -25,10 +25,10 @@ GIVEN_UP_MAX: Final = 1_024
 """Streams given up here that frames may still come for; more than a connection has at once."""
 
 BULK_BYTES: Final = 32 << 10
-"""From here on a copy costs more than handing the parts to the socket one by one,"""
+"""What is joined costs a copy; from here on parts go to the socket as they are. Chosen, not measured:"""
 
 BULK_PART_BYTES: Final = 2 << 10
-"""if they are of this size on average."""
+"""they have to be of this size on average, so that what the socket does for each of them is shared by many bytes."""
 
 _EMPTY: Final = b""
 _NO_TABLE: Final = b"\x20"
