@@ -1,10 +1,11 @@
-"""Queues with lifecycle events against queues without: what does telling `__events` cost? (DESIGN 6)
+"""What lifecycle events cost the queues: enqueue + lease + ack with them and without, in one process, in turns.
 
-The embedded database, 256 B messages, enqueue + lease + ack in calls of 100 and of 1, everything `written`. Stretches
-with events and without take turns in one process, and in an order that changes, so that a machine that changes its pace
-changes it for both. Time is the CPU time of the whole process: the thread that writes the topic is part of the price.
-The median of what the pairs of neighbours say counts; the quartiles beside it tell how much to believe it: on a busy
-machine they are wide. The best stretch of each kind is given too, for the absolute cost.
+256 B messages that come and go (enqueue, lease, ack), in calls of 100 and of 1, everything `written`. Short stretches
+with events and without take turns, and in an order that changes, so that a machine that changes its pace changes it for
+both. Time is CPU time of the two threads that have to do with it, each by its own clock: of the caller, as the median
+of what the pairs of neighbours say; and of the thread that writes the topic, all of it, over all events. What RocksDB
+does in the background is left out: it comes when it comes, for what any stretch wrote, and is most of the noise. The
+quartiles of the pairs tell how much to believe the caller's part.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
+import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -23,10 +24,14 @@ import basaltmq
 from basaltmq.embedded.database import Basalt, Settings
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.event_topic import EventSettings
+from basaltmq.queues.recorder import Recorder
 
-PAIRS: Final = 24
-MESSAGES: Final = 20_000
+PAIRS: Final = 150
+MESSAGES: Final = 2_000
+"""Of a stretch, in calls of 100: some ten milliseconds. A tenth of it in calls of 1."""
 COST_MAX: Final = 0.10
+THREAD: Final = "basalt-events"
+SETTLE_S: Final = 60
 
 
 def run(pairs: int = PAIRS, messages: int = MESSAGES) -> list[Row]:
@@ -43,54 +48,54 @@ def _compare(db: Basalt, call: int, messages: int, pairs: int) -> list[Row]:
     db.queue("q", durability="written")
     plane = db.queue_plane
     recorder = plane._shared.events
-    payload = os.urandom(256)
+    assert isinstance(recorder, Recorder)
+    drafts: list[Draft | bytes] = [os.urandom(256)] * call
 
-    def cycle() -> None:
-        drafts: list[Draft | bytes] = [payload] * call
+    def stretch_us(*, told: bool) -> float:
+        """CPU time of this thread per message."""
+        plane.record_events(recorder if told else None)
+        begin = time.thread_time()
         for _ in range(messages // call):
             plane.enqueue("q", drafts)
             plane.ack("q", plane.lease("q", call, consumer="bench")[0].token)
-        _settle(db)
+        return (time.thread_time() - begin) / messages * 1e6
 
-    def without() -> float:
-        plane.record_events(None)
-        return _cpu_s(cycle)
-
-    def with_events() -> float:
-        plane.record_events(recorder)
-        return _cpu_s(cycle)
-
-    cycle()
-    costs: list[float] = []
-    best = {"without": float("inf"), "with": float("inf")}
+    stretch_us(told=True)
+    _settle(db, recorder)
+    writer = next(thread for thread in threading.enumerate() if thread.name == THREAD)
+    assert writer.ident is not None
+    clock = time.pthread_getcpuclockid(writer.ident)
+    began_s, written_before = time.clock_gettime(clock), db.event_counters()["written"]
+    told: list[float] = []
+    plain: list[float] = []
     for number in range(pairs):
         if number % 2:
-            told_s, plain_s = with_events(), without()
+            told.append(stretch_us(told=True))
+            plain.append(stretch_us(told=False))
         else:
-            plain_s, told_s = without(), with_events()
-        costs.append(told_s / plain_s - 1)
-        best = {"without": min(best["without"], plain_s), "with": min(best["with"], told_s)}
-    low, middle, high = statistics.quantiles(costs, n=4)
-    dropped = db.event_counters()["dropped"] + db.event_counters()["failed"]
+            plain.append(stretch_us(told=False))
+            told.append(stretch_us(told=True))
+    _settle(db, recorder)
+    written = db.event_counters()["written"] - written_before
+    assert written == 3 * messages * pairs, f"{written} events were written of {3 * messages * pairs}"
+    writer_us = (time.clock_gettime(clock) - began_s) / (messages * pairs) * 1e6
+    low, more_us, high = statistics.quantiles([a - b for a, b in zip(told, plain, strict=True)], n=4)
+    without_us = statistics.median(plain)
+    cost = (more_us + writer_us) / without_us
     what = f"calls of {call}"
     return [
-        Row(f"best without events, {what}", best["without"] / messages * 1e6, "us/message"),
-        Row(f"best with events, {what}", best["with"] / messages * 1e6, "us/message"),
-        Row(f"cost, {what}, median of pairs", middle * 100, "%", f"<= {COST_MAX:.0%}", middle <= COST_MAX),
-        Row(f"cost, {what}, first quartile", low * 100, "%"),
-        Row(f"cost, {what}, third quartile", high * 100, "%"),
-        Row(f"events dropped, {what}", dropped, "events"),
+        Row(f"without events, {what}", without_us, "us/message"),
+        Row(f"more for the caller, {what}, median", more_us, "us/message"),
+        Row(f"more for the caller, {what}, first quartile", low, "us/message"),
+        Row(f"more for the caller, {what}, third quartile", high, "us/message"),
+        Row(f"the thread that writes them, {what}", writer_us, "us/message"),
+        Row(f"cost, {what}", cost * 100, "%", f"<= {COST_MAX:.0%}", cost <= COST_MAX),
     ]
 
 
-def _settle(db: Basalt) -> None:
-    """Wait until the events of a stretch are written, so that they are paid for where they were made."""
-    pause_s = 0.05  # a few wakes: looking must not be what is measured
-    while db.event_counters()["waiting_bytes"]:
-        time.sleep(pause_s)
-
-
-def _cpu_s(work: Callable[[], None]) -> float:
-    begin = time.process_time()
-    work()
-    return time.process_time() - begin
+def _settle(db: Basalt, recorder: Recorder) -> None:
+    """Wait until what was told is written."""
+    until_s = time.monotonic() + SETTLE_S
+    while db.event_counters()["written"] < recorder.recorded:
+        assert time.monotonic() < until_s, f"events are not written: {db.event_counters()}"
+        time.sleep(0.05)

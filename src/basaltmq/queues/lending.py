@@ -44,11 +44,11 @@ def take_plain(queue: Queue, change: Change, count: int, size_bytes_max: int | N
 def lend_plain(queue: Queue, change: Change, plain: Plain, consumer: str, visibility_ms: int | None) -> list[Delivery]:
     """Hand columns out."""
     token = queue.shared.tokens.next()
-    ids = [key[-16:] for key in plain.keys]
+    ids = plain.ids = [key[-16:] for key in plain.keys]
     expires_ns = queue.lease_until(change.now_ns, visibility_ms)
     _begin(queue, change, LeaseCall(token, consumer, change.now_ns, expires_ns, {}, plain.without_rows(), ids))
     deliveries = list(map(Delivery, ids, repeat(token), plain.keys, plain.rows))
-    queue.shared.events.note(change, Kind.LEASED, queue, deliveries, consumer, keys=plain.keys, tried=True)
+    queue.shared.events.note(change, Kind.LEASED, queue, plain, consumer, tried=True)
     return deliveries
 
 

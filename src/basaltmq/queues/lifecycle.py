@@ -6,6 +6,7 @@ a kind, a moment, and a column of messages; what is the same for all of them is 
     block      | size u32, of what follows | layout u8 | kind u8 | flags u8 | at ns u64 | messages u32
                | consumer bytes u16 | consumer | message ... | attempts u32 ... |
     a message  | queue bytes u16 | queue | sub-queue bytes u16 | sub-queue | enqueued ns u64 | id (16) |
+    with the flag ALIKE   | head bytes u16 | a message without its id | id (16) ... |     instead of the messages
 
     kind       1 enqueued       a message is in the queue: published, or come from another one (dead letter, move)
                2 leased         it was handed to `consumer`
@@ -17,12 +18,14 @@ a kind, a moment, and a column of messages; what is the same for all of them is 
                8 dropped        it is gone undelivered: no dead-letter queue, or a cycle of them
 
 What is said of a message is its key in the store as it is: nothing is done per message but to copy it (cutting out what
-keys have in common costs more than writing it). All messages of a block are of one queue. `sub-queue` is the fairness
-key; in a queue with priorities (flag PRIORITIES) it is the priority in three digits, a bar, and the fairness key.
-`attempts` are deliveries that failed so far, one per message if there is the flag ATTEMPTS; a block without them says
-nothing of them if its kind is enqueued or acked, and that there were none otherwise. The latency since enqueue is `at
-ns` less `enqueued ns`, but not less than 0. Times are those of the clock of the process. A message that is enqueued and
-acked in one change has both events. Purging or deleting a queue and releasing a lease have no events.
+keys have in common costs more than writing it). Messages that are of one sub-queue and came in one call differ by their
+ids only, and where those are at hand they are all that is said (ALIKE). All messages of a block are of one queue.
+`sub-queue` is the fairness key; in a queue with priorities (flag PRIORITIES) it is the priority in three digits, a bar,
+and the fairness key. `attempts` are deliveries that failed so far, one per message if there is the flag ATTEMPTS; a
+block without them says nothing of them if its kind is enqueued or acked, and that there were none otherwise. The
+latency since enqueue is `at ns` less `enqueued ns`, but not less than 0. Times are those of the clock of the process. A
+message that is enqueued and acked in one change has both events. Purging or deleting a queue and releasing a lease have
+no events.
 
 Events are told after the change they are of was written, in the order of changes. They are not promised: a process
 that is killed loses those of the last moments, and under pressure events are dropped and counted (recorder.py).
@@ -44,11 +47,14 @@ LAYOUT: Final = 1
 
 ATTEMPTS: Final = 1
 PRIORITIES: Final = 2
+ALIKE: Final = 4
 
 _SIZE: Final = Struct(">I")
+_HEAD_SIZE: Final = Struct(">H")
 _HEAD: Final = Struct(">BBBQIH")
 _WHOLE_HEAD: Final = Struct(">IBBBQIH")
 _PLACE_BYTES: Final = 24
+_ID_BYTES: Final = 16
 
 
 class Kind(enum.IntEnum):
@@ -95,6 +101,15 @@ def encode_block(
     return b"".join((head, name, messages, attempts))
 
 
+def encode_alike(kind: int, at_ns: int, consumer: str, head: bytes, ids: Sequence[bytes]) -> bytes:
+    """A block of messages whose keys begin with `head` and end with these ids."""
+    messages = b"".join(ids)
+    name = lp(consumer)[2:]
+    size = _HEAD.size + len(name) + _HEAD_SIZE.size + len(head) + len(messages)
+    whole_head = _WHOLE_HEAD.pack(size, LAYOUT, kind, ALIKE, at_ns, len(ids), len(name))
+    return b"".join((whole_head, name, _HEAD_SIZE.pack(len(head)), head, messages))
+
+
 def decode_events(value: bytes) -> Iterator[Event]:
     """The events of a record's value, in order."""
     at = 0
@@ -113,12 +128,12 @@ def _decode_block(value: bytes, at: int, end: int) -> Iterator[Event]:
     begin = at
     try:
         layout, kind_number, flags, at_ns, count, consumer_bytes = _HEAD.unpack_from(value, at)
-        if layout != LAYOUT:
+        if layout != LAYOUT or flags & ~(ATTEMPTS | PRIORITIES | ALIKE):
             raise ValueError
         kind = Kind(kind_number)
         at += _HEAD.size
         consumer = value[at : at + consumer_bytes].decode()
-        keys, at = _keys(value, at + consumer_bytes, count)
+        keys, at = (_alike if flags & ALIKE else _keys)(value, at + consumer_bytes, count)
         attempts: Sequence[int | None] = _no_attempts(kind, count)
         if flags & ATTEMPTS:
             attempts = Struct(f">{count}I").unpack_from(value, at)
@@ -140,6 +155,17 @@ def _keys(value: bytes, at: int, count: int) -> tuple[list[bytes], int]:
         keys.append(value[at:end])
         at = end
     return keys, at
+
+
+def _alike(value: bytes, at: int, count: int) -> tuple[list[bytes], int]:
+    """The same of messages that differ by their ids."""
+    begin = at + _HEAD_SIZE.size
+    at = begin + _HEAD_SIZE.unpack_from(value, at)[0]
+    end = at + count * _ID_BYTES
+    if end > len(value):
+        raise ValueError
+    head = value[begin:at]
+    return [head + value[place : place + _ID_BYTES] for place in range(at, end, _ID_BYTES)], end
 
 
 def _split(sub_queue: str, flags: int) -> tuple[int | None, str]:

@@ -111,7 +111,9 @@ def _make_plain(
     made = rows.plain_rows(payloads, expires_ns, properties)
     message_keys = [head + message_id for message_id in ids]
     if len(flags) == 1:
-        return Plain(message_keys, made, sizes, flags.pop(), expires_ns)
+        plain = Plain(message_keys, made, sizes, flags.pop(), expires_ns)
+        plain.ids = ids
+        return plain
     return [
         Entry(key, row, size, TRANSIENT if draft.transient or memory else 0, expires_ns)
         for key, row, size, draft in zip(message_keys, made, sizes, whole, strict=True)

@@ -17,9 +17,9 @@ from basaltmq.queues.backing import Entry
 
 
 class Plain(Sequence[Entry]):
-    """Entries that have their flags and their expiry in common. The columns are never changed."""
+    """Entries that have their flags and their expiry in common, in key order. The columns are never changed."""
 
-    __slots__ = ("_entries", "expires_ns", "flags", "keys", "rows", "size_bytes", "sizes")
+    __slots__ = ("_entries", "expires_ns", "flags", "ids", "keys", "rows", "size_bytes", "sizes")
 
     def __init__(
         self, keys: list[bytes], rows: list[bytes], sizes: list[int], flags: int = 0, expires_ns: int = 0
@@ -31,6 +31,8 @@ class Plain(Sequence[Entry]):
         self.size_bytes = sum(sizes)
         """Of all bodies."""
         self.sizes = sizes
+        self.ids: list[bytes] | None = None
+        """Of all messages, where somebody had them."""
         self._entries: list[Entry] | None = None
 
     def entries(self) -> list[Entry]:
@@ -43,7 +45,9 @@ class Plain(Sequence[Entry]):
 
     def without_rows(self) -> Plain:
         """The same messages, their rows on disk only."""
-        return Plain(self.keys, [b""] * len(self.keys), self.sizes, self.flags, self.expires_ns)
+        without = Plain(self.keys, [b""] * len(self.keys), self.sizes, self.flags, self.expires_ns)
+        without.ids = self.ids
+        return without
 
     def __len__(self) -> int:
         return len(self.keys)

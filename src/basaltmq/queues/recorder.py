@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from basaltmq.errors import InvalidConfigError
 from basaltmq.queues import rows
 from basaltmq.queues.change import Change
-from basaltmq.queues.lifecycle import PRIORITIES, Kind, encode_block
+from basaltmq.queues.lifecycle import PRIORITIES, Kind, encode_alike, encode_block
 from basaltmq.queues.message import LAYOUT
 from basaltmq.queues.plain import Plain
 
@@ -34,6 +34,7 @@ FLUSH_BYTES: Final = 256 << 10
 _HEAD_BYTES: Final = 6
 """Layout, priority and attempts at the beginning of a message's row."""
 
+_ID_BYTES: Final = 16
 _SAMPLE_STEPS: Final = 1 << 16
 
 
@@ -126,6 +127,9 @@ class Recorder:
         tried: bool = False,
     ) -> None:
         """Tell of messages when the change is written."""
+        if isinstance(messages, Plain):
+            self._note_plain(change, kind, messages, consumer)
+            return
         if self._cut is not None:
             cut = self._cut
             messages = [each for each in messages if each.key[-2:] < cut]
@@ -133,7 +137,7 @@ class Recorder:
         if not messages:
             return
         if keys is None:
-            keys = messages.keys if isinstance(messages, Plain) else [each.key for each in messages]
+            keys = [each.key for each in messages]
         block = encode_block(
             kind,
             PRIORITIES if queue.config.priorities_max else 0,
@@ -144,6 +148,22 @@ class Recorder:
             _attempts(messages) if tried and queue.stats.failed else b"",
         )
         change.after(partial(self._add, block, len(messages)))
+
+    def _note_plain(self, change: Change, kind: Kind, plain: Plain, consumer: str) -> None:
+        """The same of columns: no queue with priorities has them, and none of them failed before."""
+        keys, ids = plain.keys, plain.ids
+        if self._cut is not None:
+            cut = self._cut
+            keys, ids = [key for key in keys if key[-2:] < cut], None
+        if not keys:
+            return
+        head = keys[0][:-_ID_BYTES]
+        # They are in order: what the first and the last have in common, all have.
+        if ids is not None and keys[-1].startswith(head):
+            block = encode_alike(kind, change.now_ns, consumer, head, ids)
+        else:
+            block = encode_block(kind, 0, change.now_ns, consumer, keys)
+        change.after(partial(self._add, block, len(keys)))
 
     def take(self) -> tuple[list[bytes], int]:
         """Everything that waits, and how many events that are."""

@@ -9,7 +9,7 @@ from tests.unit.queues.conftest import MS, START_NS, Clock, TestStore, settle
 
 from basaltmq.errors import CorruptionError, InvalidConfigError, StoreStalledError
 from basaltmq.queues.draft import Draft
-from basaltmq.queues.lifecycle import Event, Kind, decode_events, encode_block
+from basaltmq.queues.lifecycle import Event, Kind, decode_events, encode_alike, encode_block
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.recorder import FLUSH_BYTES, Recorder
 from basaltmq.store.keys import message_key
@@ -112,16 +112,16 @@ def test_what_finds_no_room_is_dropped_and_counted_and_the_queue_goes_on(plane: 
         on_full=lambda: calls.append("full"),
     )
     plane.record_events(recorder)
-    for _ in range(100):
+    for _ in range(200):
         plane.enqueue("q", [b""] * 100)
     assert calls == ["first", "full"]
     assert recorder.dropped > 0
-    assert recorder.recorded + recorder.dropped == 10_000
+    assert recorder.recorded + recorder.dropped == 20_000
     assert recorder.waiting_bytes <= FLUSH_BYTES + 4000
     assert len(told(recorder)) == recorder.recorded
     plane.enqueue("q", [b""])
     assert calls == ["first", "full", "first"]
-    assert plane.stats("q")["ready"] == 10_001
+    assert plane.stats("q")["ready"] == 20_001
 
 
 def test_a_sample_tells_the_whole_life_of_some_messages(plane: QueuePlane, make: Make) -> None:
@@ -159,6 +159,33 @@ def test_damage_is_named_and_an_empty_value_has_no_events() -> None:
     ):
         with pytest.raises(CorruptionError, match="damaged block"):
             list(decode_events(damaged))
+
+
+def test_messages_that_differ_by_their_ids_are_told_by_them() -> None:
+    keys = [message_key("q", "k", 7, bytes(15) + b"%d" % number) for number in range(3)]
+    block = encode_alike(Kind.LEASED, 5, "c", keys[0][:-16], [key[-16:] for key in keys])
+    one_by_one = encode_block(Kind.LEASED, 0, 5, "c", keys)
+    assert len(block) < len(one_by_one)
+    assert list(decode_events(block)) == list(decode_events(one_by_one))
+    for damaged in (block[:-1], block[:6] + b"\x0c" + block[7:], block[:18] + b"\4" + block[19:], block + b"\0"):
+        with pytest.raises(CorruptionError, match="damaged block"):
+            list(decode_events(damaged))
+
+
+def test_a_lease_over_several_calls_tells_of_each_message_when_it_came(
+    plane: QueuePlane, make: Make, clock: Clock, recorder: Recorder
+) -> None:
+    make("q")
+    sent: list[tuple[bytes, int]] = []
+    for _ in range(3):
+        clock.pass_ms(1)
+        sent += [(message_id, clock()) for message_id in plane.enqueue("q", [b"x"] * 2)]
+    held = plane.lease("q", 5)
+    plane.ack("q", held[0].token)
+    plane.ack("q", plane.lease("q", 5)[0].token)
+    events = told(recorder)
+    for kind in (Kind.ENQUEUED, Kind.LEASED, Kind.ACKED):
+        assert [(e.message_id, e.enqueued_ns) for e in events if e.kind is kind] == sent
 
 
 @pytest.mark.parametrize(
