@@ -96,7 +96,7 @@ class Serving:
                 _log.info("ready after %.2f s", time.monotonic() - began, extra={"ports": dict(self.ports)})
                 self._notifier.ready("serving")
                 ready(config, self.ports)
-                # What is left here stays. A collection that looks at all of it holds the loop for 15 ms and more.
+                # What is left here stays. To look at all of it again holds the loop: 40 to 100 ms on a busy machine.
                 gc.collect()
                 gc.freeze()
                 await self._serve(node)

@@ -8,7 +8,7 @@ Anything out of the ordinary ends the taking: another shard or kind of frame, a 
 the end of the segment. What it is, is for the caller to find out with care.
 
 Invariants: batches are dense and lie below `end`; together they have at most `bytes_max` bytes, but for the first of
-all. Budget: 2 us per frame beside its checksum (75 us per MiB) and its copy out of the page cache (60 us per MiB).
+all. Budget: 75 us per MiB for the checksum and 60 us for the copy out of the page cache.
 """
 
 from __future__ import annotations
