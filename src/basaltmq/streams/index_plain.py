@@ -3,7 +3,7 @@
 A plain frame holds records without tags, headers, expiries and holes, of which all have a key or none, and follows on
 its shard's last one. Its rows are the frame's own, one for each key that is to be indexed and, where the largest time
 of the shard grows, one by time; `Replay.take` makes them, the same bytes that `StreamIndex.add` and `flush` make of it
-(P6). Budget: 0.8 us per key, of which half is its hash.
+(P6). Budget: 1.4 us per key, of which half is its hash.
 """
 
 from __future__ import annotations
