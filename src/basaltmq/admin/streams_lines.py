@@ -54,7 +54,8 @@ class StreamLines:
     def routes(self) -> list[Route]:
         topic = "/api/topics/{vhost}/{topic}"
         return [
-            Route("POST", topic, self.append, "Append records.", takes=AppendSpec,
+            Route("POST", topic, self.append, "Append records.",
+                  takes=AppendSpec, body_bytes_max=self._scope.publish_bytes_max,
                   answers="Where they went: partition, offset and last_offset of each part."),
             Route("DELETE", topic, self.delete, "Delete a topic with its records and offsets."),
             Route("GET", topic + "/{partition}/lines", self.lines, "Records by offset, as JSON.",
@@ -75,9 +76,9 @@ class StreamLines:
         self._scope.check_not_held(vhost)
         if not spec.records:
             raise HttpError(400, "there is no record to append")
-        records = [to_record(number, said) for number, said in enumerate(spec.records, 1)]
 
         def work() -> list[dict[str, int]]:
+            records = [to_record(number, said) for number, said in enumerate(spec.records, 1)]
             done = plane.drivers.append_batch(name, records, partition=spec.partition, durability=spec.durability)
             for _, append in done:
                 plane.drivers.wait(append)

@@ -211,6 +211,14 @@ def test_topics_of_a_broker_are_filled_read_and_looked_after(basalt: Run) -> Non
     assert "there is no topic" in basalt("topic", "read", "clicks", code=1).stderr
 
 
+def test_records_as_large_as_there_are_go_in_and_come_out(basalt: Run) -> None:
+    basalt("topic", "create", "large")
+    large = [b"x" * (15 << 20), *[b"y" * 3_000] * 1_000]
+    assert "1,001 records" in basalt("topic", "append", "large", "--raw", stdin=b"\n".join(large)).stderr
+    assert basalt("topic", "read", "large", "--raw").stdout_bytes == b"".join(each + b"\n" for each in large)
+    basalt("topic", "delete", "large", "--yes")
+
+
 def test_a_topic_asks_for_the_permission_of_each_deed(basalt: Run) -> None:
     basalt("user", "create", "mia", "--tag", "management", stdin="secret\nsecret\n")
     basalt("permission", "set", "mia", "--configure", "^$", "--write", "^in$", "--read", "^out$")
