@@ -11,6 +11,7 @@ import http.client
 import ssl
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
@@ -98,7 +99,9 @@ class ApiClient:
         if self._connection.sock is not None:
             self._connection.sock.settimeout(self._connection.timeout)
         try:
-            self._connection.request(method, target, raw, headers)
+            # A broker that has refused by the head does not read the rest, and what it said is there to be read.
+            with suppress(BrokenPipeError, ConnectionResetError):
+                self._connection.request(method, target, raw, headers)
             response = self._connection.getresponse()
             said = response.read()
         except (OSError, http.client.HTTPException) as error:

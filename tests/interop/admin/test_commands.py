@@ -12,7 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.interop.server import Broker
 
+from basaltmq.cli.api_client import path
 from basaltmq.cli.main import main
+from basaltmq.errors import RemoteError
 
 Run: TypeAlias = Callable[..., Result]
 
@@ -255,3 +257,9 @@ def test_the_directory_of_a_broker_is_read_beside_it_and_not_written(broker: Bro
     assert (wrong.exit_code, "no vhost 'nope'" in wrong.stderr) == (1, True)
     locked = CliRunner().invoke(main, ["topic", "create", "x", *place])
     assert (locked.exit_code, "it is a broker's: use --server" in locked.stderr) == (1, True)
+
+
+def test_a_request_that_is_too_large_is_told_so_though_the_broker_read_none_of_it(broker: Broker) -> None:
+    with pytest.raises(RemoteError, match="the body is over") as caught:
+        broker.call("PUT", path("queues", "/", "large"), {"arguments": {"x": "y" * (64 << 20)}})
+    assert caught.value.status == 413
