@@ -6,17 +6,14 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from basaltmq.errors import DataLossError, RemoteError
+from basaltmq.errors import DamagedFrameError, RemoteError
 from basaltmq.pipeline.remote import RemoteView
 from pyspark_basalt.options import ReadOptions
-from pyspark_basalt.plan import Piece, check_kept
+from pyspark_basalt.plan import Piece, behind_damage, check_kept
 from pyspark_basalt.rows import CREATE_TIME
 
 OUT_OF_RANGE = "offset_out_of_range"
 """What a broker says of an offset that retention took."""
-
-DAMAGED = "damaged_frame"
-"""What a broker says of records whose checksum does not fit."""
 
 _HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 _HEADERS = pa.list_(pa.field("element", _HEADER))
@@ -34,12 +31,9 @@ def read_remote(view: RemoteView, piece: Piece, options: ReadOptions) -> Iterato
                 begin = batch.column("offset")[-1].as_py() + 1
                 yield from _cut(_rows(batch, piece, options), options.batch_rows)
             return
+        except DamagedFrameError as error:
+            begin = behind_damage(piece.topic, piece.partition, error, options)
         except RemoteError as error:
-            if error.code == DAMAGED:
-                raise DataLossError(
-                    f"{piece.topic}[{piece.partition}] cannot be read: {error}. Bring the store back from a backup; by "
-                    "path, with failOnDataLoss=false, what is damaged is skipped"
-                ) from error
             if error.code != OUT_OF_RANGE:
                 raise
 

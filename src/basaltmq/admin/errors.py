@@ -45,4 +45,9 @@ def status_of(error: errors.BasaltError) -> int:
 
 def http_error(error: errors.BasaltError) -> HttpError:
     headers = {"Retry-After": "1"} if error.retriable else {}
-    return HttpError(status_of(error), str(error), code=error.code, headers=headers)
+    details: dict[str, str | int] = {}
+    if isinstance(error, errors.DamagedFrameError):
+        # With these a reader goes on behind the damage.
+        details = {"base_offset": error.base_offset, "last_offset": error.last_offset}
+        details |= {"shard": error.shard, "damage": error.reason}
+    return HttpError(status_of(error), str(error), code=error.code, headers=headers, details=details)

@@ -34,17 +34,28 @@ REASONS: Final = {
 class HttpError(Exception):
     """Ends a request with a status and a JSON body that says why."""
 
-    def __init__(self, status: int, reason: str, *, code: str = "", headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        *,
+        code: str = "",
+        headers: dict[str, str] | None = None,
+        details: dict[str, str | int] | None = None,
+    ) -> None:
+        """`details` are for programs that act on the reason, and stand beside it."""
         super().__init__(reason)
         self.status = status
         self.reason = reason
         self.code = code
         self.headers = headers or {}
+        self.details = details or {}
 
     def response(self) -> Response:
-        said = {"error": REASONS.get(self.status, "error"), "reason": self.reason}
+        said: dict[str, str | int] = {"error": REASONS.get(self.status, "error"), "reason": self.reason}
         if self.code:
             said["code"] = self.code
+        said |= self.details
         return Response(self.status, msgspec.json.encode(said), headers=self.headers)
 
 

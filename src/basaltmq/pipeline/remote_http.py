@@ -22,7 +22,14 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from basaltmq import errors
-from basaltmq.errors import AuthenticationError, BasaltError, InvalidArgumentError, RemoteError, UnavailableError
+from basaltmq.errors import (
+    AuthenticationError,
+    BasaltError,
+    DamagedFrameError,
+    InvalidArgumentError,
+    RemoteError,
+    UnavailableError,
+)
 
 PATIENCE_S: Final = 120.0
 """For a broker that has answered before, or the driver has spoken to: a restart with a recovery of some size."""
@@ -222,6 +229,8 @@ class BrokerHttp:
                 f"{self.login.server} does not let user {self.login.user!r} in ({reason}): check the options user and "
                 "password"
             )
+        if code == DamagedFrameError.code:
+            return DamagedFrameError(told["shard"], told["base_offset"], told["last_offset"], told["damage"])
         kind = _plain_errors().get(code)
         return RemoteError(reason, code, status) if kind is None else kind(reason)
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
@@ -19,6 +20,7 @@ from tests.interop.server import Broker, running
 from basaltmq.errors import (
     AuthenticationError,
     BasaltError,
+    DataLossError,
     InvalidArgumentError,
     NotFoundError,
     QueueNotFoundError,
@@ -205,3 +207,28 @@ def test_what_is_wrong_is_told_in_one_line_before_any_task_runs(broker: Broker) 
         QueueBatchReader(parse({"server": server, "queue": "job"})).partitions()
     with pytest.raises(QueueNotFoundError, match=r"there is no queue 'job' in .*; there are .*jobs"):
         QueueBatchReader(parse({"path": str(broker.data_dir), "queue": "job"})).partitions()
+
+
+@pytest.mark.promise("P7")
+def test_a_damaged_frame_of_a_broker_ends_a_read_or_is_passed_over_as_asked(broker: Broker) -> None:
+    topic = path("topics", "/", "hurt")
+    broker.call("PUT", topic, {"durability": "written"})
+    values = [uuid4().hex for _ in range(3)]
+    for value in values:
+        broker.call("POST", topic, {"records": [{"value": value}]})
+    assert [each for each in broker.data_dir.rglob("log/**/*") if each.is_file() and hurt(each, values[1])]
+    options = {"server": broker.url("admin"), "subscribe": "hurt"}
+    with pytest.raises(DataLossError, match=r"hurt\[0\], offsets 1 to 1, .*; with failOnDataLoss=false"):
+        rows_of(BatchReader(parse(options)))
+    rows = rows_of(BatchReader(parse({**options, "failOnDataLoss": "false"})))
+    assert [row["value"].decode() for row in rows] == [values[0], values[2]]
+
+
+def hurt(file: Path, value: str) -> bool:
+    """Change a byte of a value in a file; whether it was there."""
+    at = file.read_bytes().find(value.encode())
+    if at >= 0:
+        with open(file, "r+b") as opened:
+            opened.seek(at)
+            opened.write(b"z")
+    return at >= 0
