@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import sys
 
+from tests.interop.spark.light import LIGHT
+
 from basaltmq.pipeline.archive import ArchiveJob, archive
 from basaltmq.pipeline.session import spark_session
 
 if __name__ == "__main__":
     told = json.loads(sys.argv[1])
     archive(
-        spark_session("archive-child", master="local[1]"),
+        spark_session("archive-child", master="local[1]", conf=LIGHT),
         ArchiveJob(
             source={"path": told["data"], "subscribe": "orders"},
             target=told["archive"],

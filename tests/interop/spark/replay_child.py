@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 
 import msgspec
+from tests.interop.spark.light import LIGHT
 
 from basaltmq.pipeline.replay import ReplayJob, replay
 from basaltmq.pipeline.session import spark_session
 
 if __name__ == "__main__":
-    replay(spark_session("replay-child", master="local[1]"), msgspec.json.decode(sys.argv[1], type=ReplayJob))
+    replay(
+        spark_session("replay-child", master="local[1]", conf=LIGHT), msgspec.json.decode(sys.argv[1], type=ReplayJob)
+    )
