@@ -18,6 +18,7 @@ from basaltmq.cli import topic_input
 from basaltmq.cli.api_client import ApiClient, path, with_api
 from basaltmq.cli.output import show
 from basaltmq.cli.topic_input import as_json, batches, reset_to
+from basaltmq.errors import OffsetOutOfRangeError, RemoteError
 from basaltmq.streams.record_lines import raw_value, to_line
 
 FOLLOW_S: Final = 0.5
@@ -160,12 +161,21 @@ def read(
         if partition is None or each["partition"] == partition
     }
     left = sys.maxsize if limit is None else limit
+    followed = False
     try:
         while left > 0:
             moved = False
             for each in at:
                 where = path("topics", vhost, name, str(each), "lines")
-                page = api.get(where, offset=at[each], limit=min(left, 1_000), key=key, tag=tag)
+                try:
+                    page = api.get(where, offset=at[each], limit=min(left, 1_000), key=key, tag=tag)
+                except RemoteError as error:
+                    if not followed or error.code != OffsetOutOfRangeError.code:
+                        raise
+                    earliest = api.get(path("topics", vhost, name))["partitions"][each]["start_offset"]
+                    topic_input.tell_lost(at[each], earliest, each)
+                    at[each], moved = earliest, True
+                    continue
                 for record in page["records"]:
                     click.echo(raw_value(record) if raw else msgspec.json.encode(record))
                 left -= len(page["records"])
@@ -177,6 +187,7 @@ def read(
                 if not follow:
                     return
                 time.sleep(FOLLOW_S)
+                followed = True
     except KeyboardInterrupt:
         return
 

@@ -180,8 +180,7 @@ def read(
                     except OffsetOutOfRangeError as error:
                         if not followed:
                             raise
-                        lost = f"offsets {at[each]} to {error.earliest - 1} of partition {each}"
-                        click.echo(f"{lost} went by retention before they were read", err=True)
+                        topic_input.tell_lost(at[each], error.earliest, each)
                         at[each] = error.earliest
                         printed = 1
                         continue

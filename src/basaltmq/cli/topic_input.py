@@ -111,6 +111,12 @@ def begin(start: str, first: int, end: int) -> int:
     return int(start)
 
 
+def tell_lost(at: int, earliest: int, partition: int) -> None:
+    """Tell one that follows what it missed."""
+    lost = f"offsets {at} to {earliest - 1} of partition {partition}"
+    click.echo(f"{lost} went by retention before they were read", err=True)
+
+
 def reset_to(text: str) -> Reset | int:
     if text.isdigit():
         return int(text)

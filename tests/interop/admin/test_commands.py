@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import pika
 import pytest
 from click.testing import CliRunner, Result
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 from tests.interop.server import Broker
 
+from basaltmq.cli import server_topic
 from basaltmq.cli.api_client import path
 from basaltmq.cli.main import main
 from basaltmq.errors import RemoteError
@@ -169,6 +173,28 @@ def test_without_a_server_the_same_words_work_on_a_store(tmp_path: Path) -> None
     assert "embedded" in runner.invoke(main, [*store, "queue", "list"]).stdout
     asked = runner.invoke(main, [*store, "queue", "list", "--server", "http://127.0.0.1:1"])
     assert "no broker answers" in asked.stderr
+
+
+def test_a_follower_of_a_broker_that_retention_overtakes_says_what_it_missed(
+    basalt: Run, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    basalt("topic", "create", "fast")
+    basalt("topic", "append", "fast", "--raw", stdin="first")
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        if not waits:
+            basalt("topic", "append", "fast", "--raw", stdin="0\n1\n2\n3\n4")
+            admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{broker.port('kafka')}"})
+            (trimmed,) = admin.delete_records([TopicPartition("fast", 0, 4)]).values()
+            assert trimmed.result(60).low_watermark == 4
+        waits.append(seconds)
+        assert len(waits) < 20
+
+    monkeypatch.setattr(server_topic, "time", SimpleNamespace(sleep=sleep))
+    result = basalt("topic", "read", "fast", "--follow", "--raw", "--limit", "3")
+    assert result.stdout == "first\n3\n4\n"
+    assert "offsets 1 to 3 of partition 0 went by retention" in result.stderr
 
 
 LINES = b'{"value":"a","key":"k","headers":{"h":"1"}}\n{"value_base64":"/w==","key":"k","tags":["t"]}\n'
