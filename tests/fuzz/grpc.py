@@ -6,7 +6,7 @@ Each round is one connection from one seed. A client makes mostly sensible calls
 flipped, cut, doubled, dropped or followed by noise; the bytes arrive in pieces of any size. After it:
 
 - nothing was an internal error, and no exception left the protocol;
-- what the server sent is whole frames, within the windows the client gave, and no more after its end;
+- what the server sent is whole frames of sizes the client takes, within its windows, and no more after its end;
 - what the server kept for the client was bounded all the time;
 - the connection is gone from every list; nothing it held over a stream stays leased; no task of it is left;
 - a client with good manners is served as if nothing had happened.
@@ -30,7 +30,7 @@ from basaltmq.protocols.grpc.connection import ServerConnection
 from basaltmq.protocols.grpc.messages import PREFIX, prefixed
 from basaltmq.protocols.http2 import frames as f
 from basaltmq.protocols.http2.fields import encode
-from basaltmq.protocols.http2.frames import FRAME_BYTES_MIN, HEAD_BYTES, WINDOW_DEFAULT, Setting
+from basaltmq.protocols.http2.frames import FRAME_BYTES_MIN, FRAME_BYTES_TAKEN, HEAD_BYTES, WINDOW_DEFAULT, Setting
 from basaltmq.queues.config import Durability, QueueConfig
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.commit import GroupCommit
@@ -78,14 +78,19 @@ class World:
 class Client:
     """What a client knows of its session: enough to make mostly sensible calls."""
 
-    def __init__(self, rng: random.Random, transport: Transport) -> None:
+    def __init__(self, rng: random.Random, transport: Transport, *, is_harmed: bool) -> None:
+        """Of one whose frames are damaged nobody knows what the server heard."""
         self.rng = rng
+        self.is_harmed = is_harmed
         self.is_reader = rng.random() < 0.7
         """Whether it gives windows back."""
         self.open: list[int] = []
         self.ids: list[str] = []
         self.sent_bytes = 0
         self.granted_bytes = WINDOW_DEFAULT
+        self.taken_bytes = [FRAME_BYTES_MIN]
+        """Sizes of frames it said it takes since it last looked, and the one before."""
+        self._cut_bytes = rng.choice([FRAME_BYTES_MIN, 3_000, 40_000, FRAME_BYTES_TAKEN])
         self._last = -1
         self._transport = transport
         self._seen = 0
@@ -99,12 +104,14 @@ class Client:
         news = b"".join(self._transport.written[self._seen :])
         self._seen = len(self._transport.written)
         for frame in frames(news):
+            assert len(frame.payload) <= max(self.taken_bytes) or self.is_harmed
             if frame.kind == f.DATA:
                 self.sent_bytes += len(frame.payload)
                 if len(frame.payload) == 43:
                     self.ids.append(frame.payload[7:].decode("latin-1"))
             if frame.flags & f.END_STREAM and frame.stream in self.open:
                 self.open.remove(frame.stream)
+        del self.taken_bytes[:-1]
 
     def steps(self) -> list[bytes]:
         """The next frames."""
@@ -112,8 +119,11 @@ class Client:
         dice = rng.random()
         if self.open and dice < 0.12:
             return [f.rst_stream(self.open.pop(rng.randrange(len(self.open))), rng.choice([0, 8, 2]))]
+        if dice < 0.17:
+            self.taken_bytes.append(rng.choice([FRAME_BYTES_MIN, 20_000, 100_000, 1 << 20]))
+            return [f.settings([(Setting.MAX_FRAME_SIZE, self.taken_bytes[-1])])]
         if dice < 0.2:
-            return [rng.choice([f.ping(b"12345678"), f.settings([(Setting.MAX_FRAME_SIZE, 20_000)]), f.SETTINGS_ACK])]
+            return [rng.choice([f.ping(b"12345678"), f.SETTINGS_ACK])]
         if self.is_reader and dice < 0.4:
             by = rng.choice([1, 100, 70_000])
             self.granted_bytes += by
@@ -136,7 +146,7 @@ class Client:
             content = PREFIX.pack(rng.choice([0, 1, 9]), rng.choice([0, 5, 1 << 31])) + message
         if path.endswith("Produce"):
             content *= rng.randint(0, 4)
-        parts = [content[at : at + FRAME_BYTES_MIN] for at in range(0, len(content), FRAME_BYTES_MIN)]
+        parts = [content[at : at + self._cut_bytes] for at in range(0, len(content), self._cut_bytes)]
         ends = rng.random() < 0.85
         # Some clients say that they keep no table, from which on blocks are looked up; others never do.
         table = b"\x20" if self.is_reader and stream == 1 else b""
@@ -149,7 +159,7 @@ class Client:
         queue = rng.choice([*QUEUES, *QUEUES, "missing", ""])
         payload = b"x" * rng.choice([0, 10, 10, 900, 15_000, MESSAGE_BYTES_MAX + 1, REQUEST_BYTES_MAX])
         held = rng.choice(self.ids) if self.ids and rng.random() < 0.8 else "no id"
-        batch = wire.EnqueueBatchRequest(queue=queue, payloads=[payload[:900]] * rng.randint(0, 5))
+        batch = wire.EnqueueBatchRequest(queue=queue, payloads=[payload[:900]] * rng.choice([0, 1, 5, 40, 80]))
         token = rng.choice([0, 1, 1 << 60])
         makers: list[Callable[[], tuple[str, Any]]] = [
             *[lambda: ("fila.v1.FilaService/Enqueue", fila.EnqueueRequest(queue=queue, payload=payload))] * 4,
@@ -194,8 +204,8 @@ async def one_round(world: World, seed: int) -> None:
     """One session."""
     rng = random.Random(seed)
     connection, transport = world.connect()
-    client = Client(rng, transport)
     harm = rng.choice([0.0, 0.0, 0.02, 0.1])
+    client = Client(rng, transport, is_harmed=harm > 0)
     opening = client.opening()
     for turn in range(rng.randint(4, 60)):
         steps = [opening.pop(0)] if opening else client.steps()
@@ -204,8 +214,8 @@ async def one_round(world: World, seed: int) -> None:
             if transport.closed:
                 break
             connection.data_received(piece)
-            assert len(connection.core._rest) <= FRAME_BYTES_MIN + HEAD_BYTES
-            assert 0 <= connection._held_bytes <= world.server.held_bytes_max + FRAME_BYTES_MIN
+            assert connection.core._rest.size_bytes <= FRAME_BYTES_TAKEN + HEAD_BYTES
+            assert 0 <= connection._held_bytes <= world.server.held_bytes_max + FRAME_BYTES_TAKEN
         if turn % 3 == 0:
             await world.settle(turns=rng.choice([1, 4]))
         if rng.random() < 0.05:

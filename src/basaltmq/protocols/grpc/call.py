@@ -27,6 +27,7 @@ from basaltmq.protocols.grpc.messages import (
 )
 from basaltmq.protocols.grpc.methods import AnswerStream, BothStreams, Method, Unary
 from basaltmq.protocols.grpc.status import Outcome, Status, trailer
+from basaltmq.protocols.http2.events import Chunk
 from basaltmq.protocols.http2.fields import encode
 from basaltmq.protocols.http2.frames import FRAME_BYTES_MIN
 from basaltmq.protocols.http2.stream import Stream
@@ -87,15 +88,17 @@ class Call:
         """The connection, as gRPC names it: ipv4:127.0.0.1:4711."""
         return self.connection.peer
 
-    def received(self, chunk: bytes, size_bytes: int, has_ended: bool) -> None:
+    def received(self, chunk: Chunk, size_bytes: int, has_ended: bool) -> None:
         """A part of the requests."""
-        if has_ended and self._messages is None and type(self._method) is Unary and len(chunk) >= PREFIX_BYTES:
+        method = self._method
+        if has_ended and self._messages is None and type(method) is Unary and len(chunk) >= PREFIX_BYTES:
             flag, length = PREFIX.unpack_from(chunk)
             if not flag and length == len(chunk) - PREFIX_BYTES and length <= self.connection.request_bytes_max:
-                # The whole of a small call, which most are.
+                # The whole of a call in one frame, which most are.
                 self.connection.core.consumed(self.stream, size_bytes)
                 self.has_all = True
-                self._ask(chunk[PREFIX_BYTES:])
+                request = chunk[PREFIX_BYTES:]
+                self._ask(request if method.takes_views else bytes(request))
                 return
         if self._messages is None:
             self._messages = Messages(self.connection.request_bytes_max, self.head.encoding)
@@ -148,9 +151,10 @@ class Call:
             return
         self._ask(ready[0])
 
-    def _ask(self, request: bytes) -> None:
+    def _ask(self, request: Chunk) -> None:
         method = self._method
         if type(method) is AnswerStream:
+            assert isinstance(request, bytes)
             self._run(method.handle(request, self))
             return
         assert type(method) is Unary

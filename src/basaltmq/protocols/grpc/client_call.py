@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from basaltmq.protocols.grpc.heads import ResponseHead
 from basaltmq.protocols.grpc.messages import BadMessage, Messages, MessageTooLarge, prefix
 from basaltmq.protocols.grpc.status import Outcome, Status
+from basaltmq.protocols.http2.events import Chunk
 
 if TYPE_CHECKING:
     from basaltmq.protocols.grpc.client_connection import ClientConnection
@@ -139,7 +140,7 @@ class ClientCall:
         elif self._messages is None:
             self._messages = Messages(self._connection.answer_bytes_max, head.encoding)
 
-    def received(self, chunk: bytes, size_bytes: int, has_ended: bool) -> None:
+    def received(self, chunk: Chunk, size_bytes: int, has_ended: bool) -> None:
         if self._messages is None:
             self._finish(Outcome(Status.INTERNAL, "the server sent data before it answered"))
             return

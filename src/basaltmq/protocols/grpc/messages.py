@@ -10,8 +10,13 @@ from collections import deque
 from struct import Struct
 from typing import Final
 
+from basaltmq.protocols.http2.events import Chunk
+
 PREFIX: Final = Struct(">BI")
 PREFIX_BYTES: Final = PREFIX.size
+
+PART_BYTES_MIN: Final = 4_096
+"""Two parts side by side have more than this, so that a sender of single bytes does not cost an object for each."""
 
 _GZIP: Final = zlib.MAX_WBITS | 16
 
@@ -41,7 +46,7 @@ class Messages:
     def __init__(self, bytes_max: int, encoding: str) -> None:
         self._bytes_max = bytes_max
         self._encoding = encoding
-        self._parts: list[bytes] = []
+        self._parts: list[Chunk] = []
         self._have = 0
         self._need = PREFIX_BYTES
         """Bytes before there is anything to do: a prefix, or a prefix and its message."""
@@ -53,12 +58,16 @@ class Messages:
         """Of a message that is not whole."""
         return self._have
 
-    def add(self, chunk: bytes) -> None:
-        self._parts.append(chunk)
+    def add(self, chunk: Chunk) -> None:
+        parts = self._parts
+        if parts and len(parts[-1]) + len(chunk) <= PART_BYTES_MIN:
+            parts[-1] = bytes(parts[-1]) + chunk
+        else:
+            parts.append(chunk)
         self._have += len(chunk)
         if self._have < self._need:
             return
-        buffer = chunk if len(self._parts) == 1 else b"".join(self._parts)
+        buffer = parts[0] if len(parts) == 1 else b"".join(parts)
         position = 0
         while self._have - position >= PREFIX_BYTES:
             flag, length = PREFIX.unpack_from(buffer, position)
@@ -69,9 +78,9 @@ class Messages:
                 break
             start = position + PREFIX_BYTES
             position = start + length
-            self.ready.append(self.decoded(flag, buffer[start:position]))
+            self.ready.append(self.decoded(flag, bytes(buffer[start:position])))
             self._need = PREFIX_BYTES
-        self._parts = [buffer[position:]] if position else [buffer]
+        self._parts = [bytes(buffer[position:])] if position else [buffer]
         self._have -= position
 
     def end(self) -> None:

@@ -16,12 +16,16 @@ Answer = bytes | asyncio.Future[Any] | Coroutine[Any, Any, Any]
 class Unary:
     """One request, one answer."""
 
-    __slots__ = ("encode", "handle")
+    __slots__ = ("encode", "handle", "takes_views")
 
-    def __init__(self, handle: Callable[[bytes, Call], Answer], encode: Callable[[Any], bytes]) -> None:
-        """`encode` makes the answer of what a future or a coroutine gave."""
+    def __init__(
+        self, handle: Callable[[Any, Call], Answer], encode: Callable[[Any], bytes], *, takes_views: bool = False
+    ) -> None:
+        """`encode` makes the answer of what a future or a coroutine gave. A handler that takes views gets a large
+        request as it was read, and may not keep it; others get bytes."""
         self.handle = handle
         self.encode = encode
+        self.takes_views = takes_views
 
 
 class AnswerStream:

@@ -25,10 +25,20 @@ from typing import Any, Final, Generic, TypeVar
 
 from basaltmq.protocols.http2 import frames as f
 from basaltmq.protocols.http2.budget import Budget
-from basaltmq.protocols.http2.events import Broken, Data, Event, Headers, Leaving, PingAnswered, Reset
+from basaltmq.protocols.http2.events import Broken, Chunk, Data, Event, Headers, Leaving, PingAnswered, Reset
 from basaltmq.protocols.http2.faults import ConnectionFault, StreamFault
 from basaltmq.protocols.http2.fields import LIST_BYTES_MAX, BlockReader, Meanings
-from basaltmq.protocols.http2.frames import FRAME_BYTES_MIN, HEAD, HEAD_BYTES, WINDOW_DEFAULT, WINDOW_MAX, Code, Setting
+from basaltmq.protocols.http2.frames import (
+    FRAME_BYTES_MIN,
+    FRAME_BYTES_TAKEN,
+    HEAD,
+    HEAD_BYTES,
+    WINDOW_DEFAULT,
+    WINDOW_MAX,
+    Code,
+    Setting,
+)
+from basaltmq.protocols.http2.rest import Rest
 from basaltmq.protocols.http2.sending import CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES, Sending
 from basaltmq.protocols.http2.stream import Stream
 
@@ -41,6 +51,7 @@ CONTINUATIONS_MAX: Final = 8
 _EMPTY: Final = b""
 
 F = TypeVar("F")
+C = TypeVar("C", bytes, Chunk)
 
 
 class Connection(Sending, Generic[F]):
@@ -59,8 +70,7 @@ class Connection(Sending, Generic[F]):
         self._last_stream = 0
         """The highest that was opened, by the client."""
         self._reader = BlockReader(meanings)
-        self._rest = _EMPTY
-        """Half a frame."""
+        self._rest = Rest()
         self._preface = _EMPTY if is_client else f.PREFACE
         """What is still to come of it."""
         self._has_settings = False
@@ -78,6 +88,7 @@ class Connection(Sending, Generic[F]):
         own = [
             (Setting.HEADER_TABLE_SIZE, 0),
             (Setting.INITIAL_WINDOW_SIZE, STREAM_WINDOW_BYTES),
+            (Setting.MAX_FRAME_SIZE, FRAME_BYTES_TAKEN),
             (Setting.MAX_HEADER_LIST_SIZE, LIST_BYTES_MAX),
             (Setting.ENABLE_PUSH, 0) if is_client else (Setting.MAX_CONCURRENT_STREAMS, streams_max),
         ]
@@ -103,11 +114,13 @@ class Connection(Sending, Generic[F]):
         """What the bytes mean. After a connection is over they mean nothing."""
         if self.is_over:
             return []
-        buffer = self._rest + data if self._rest else data
+        buffer = self._rest.with_next(data)
+        if buffer is None:
+            return []
         try:
             if self._preface:
                 buffer = self._read_preface(buffer)
-            self._rest = self._read_frames(buffer)
+            self._read_frames(buffer)
         except ConnectionFault as fault:
             self._break(fault.code, str(fault))
         events: list[Event[F]] = self._events
@@ -122,25 +135,29 @@ class Connection(Sending, Generic[F]):
         self._preface = self._preface[len(part) :]
         return buffer[len(part) :]
 
-    def _read_frames(self, buffer: bytes) -> bytes:
-        """Handle whole frames; what is left."""
+    def _read_frames(self, buffer: bytes) -> None:
+        """Handle whole frames, and keep what is left."""
         position, end = 0, len(buffer)
+        wanted_bytes = HEAD_BYTES
         unpack = HEAD.unpack_from
         while end - position >= HEAD_BYTES:
             high, low, kind, flags, stream_id = unpack(buffer, position)
             length = high << 8 | low
             if length > FRAME_BYTES_MIN:
-                raise ConnectionFault(
-                    Code.FRAME_SIZE_ERROR, f"a frame of {length} bytes; at most {FRAME_BYTES_MIN} are taken"
-                )
+                _check_size(kind, length)
             start = position + HEAD_BYTES
             if start + length > end:
+                wanted_bytes += length
                 break
             position = start + length
-            self._on_frame(kind, flags, stream_id & f.STREAM_MAX, buffer[start:position])
-        return buffer[position:]
+            if length > FRAME_BYTES_MIN and 2 * length > end:
+                # Not worth a copy. What is less than half of the buffer would keep more in memory than it is.
+                self._on_frame(kind, flags, stream_id & f.STREAM_MAX, memoryview(buffer)[start:position])
+            else:
+                self._on_frame(kind, flags, stream_id & f.STREAM_MAX, buffer[start:position])
+        self._rest.keep(buffer[position:], wanted_bytes - (end - position))
 
-    def _on_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+    def _on_frame(self, kind: int, flags: int, stream_id: int, payload: Any) -> None:
         if self._block_stream and (kind != f.CONTINUATION or stream_id != self._block_stream):
             raise ConnectionFault(Code.PROTOCOL_ERROR, "a header block is interrupted by another frame")
         if not self._has_settings:
@@ -169,7 +186,7 @@ class Connection(Sending, Generic[F]):
     def _break(self, code: Code, text: str) -> None:
         self._out.append(f.goaway(self._last_stream, code, text))
         self.is_over = True
-        self._rest = _EMPTY
+        self._rest.clear()
         self._events.append(Broken(code, text))
 
     def _known(self, stream_id: int) -> Stream | None:
@@ -185,7 +202,7 @@ class Connection(Sending, Generic[F]):
             raise ConnectionFault(Code.STREAM_CLOSED, f"stream {stream_id} is over")
         self._spend()
 
-    def _on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
+    def _on_data(self, flags: int, stream_id: int, payload: Chunk) -> None:
         size_bytes = len(payload)
         self._receive_window -= size_bytes
         if self._receive_window < 0:
@@ -309,7 +326,7 @@ class Connection(Sending, Generic[F]):
         elif number == Setting.MAX_FRAME_SIZE:
             if not FRAME_BYTES_MIN <= value <= f.FRAME_BYTES_MAX:
                 raise ConnectionFault(Code.PROTOCOL_ERROR, f"frames of {value} bytes")
-            # Larger ones would hold up other streams, and save nothing.
+            self._frame_bytes_max = min(value, FRAME_BYTES_TAKEN)
         elif number == Setting.ENABLE_PUSH:
             if value > 1:
                 raise ConnectionFault(Code.PROTOCOL_ERROR, f"ENABLE_PUSH is 0 or 1, not {value}")
@@ -385,10 +402,20 @@ class Connection(Sending, Generic[F]):
         if not self.is_over:
             self._out.append(f.goaway(self._last_stream, code, text))
             self.is_over = True
-            self._rest = _EMPTY
+            self._rest.clear()
 
 
-def _unpadded(payload: bytes) -> bytes:
+def _check_size(kind: int, length: int) -> None:
+    """Refuse a frame that is larger than was offered, or than its kind has reasons to be."""
+    if length > FRAME_BYTES_TAKEN:
+        raise ConnectionFault(
+            Code.FRAME_SIZE_ERROR, f"a frame of {length} bytes; at most {FRAME_BYTES_TAKEN} are taken"
+        )
+    if kind != f.DATA and kind in _HANDLERS:
+        raise ConnectionFault(Code.ENHANCE_YOUR_CALM, f"a frame of {length} bytes that is no data")
+
+
+def _unpadded(payload: C) -> C:
     """The payload of a padded frame, of which the first byte says how much padding is at its end."""
     padding = payload[0] if payload else 0
     if not payload or padding >= len(payload):
@@ -396,7 +423,7 @@ def _unpadded(payload: bytes) -> bytes:
     return payload[1 : len(payload) - padding]
 
 
-_HANDLERS: Final[dict[int, Callable[[Connection[Any], int, int, bytes], None]]] = {
+_HANDLERS: Final[dict[int, Callable[[Connection[Any], int, int, Any], None]]] = {
     f.DATA: Connection._on_data,
     f.HEADERS: Connection._on_headers,
     f.PRIORITY: Connection._on_priority,

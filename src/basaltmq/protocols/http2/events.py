@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from basaltmq.protocols.http2.stream import Stream
 
 F = TypeVar("F")
+
+Chunk: TypeAlias = "bytes | memoryview[int]"
+"""Content of some size is a view of what was read, which stays in memory as long as the view does."""
 
 
 class Headers(Generic[F]):
@@ -25,7 +28,7 @@ class Data:
 
     __slots__ = ("chunk", "has_ended", "size_bytes", "stream")
 
-    def __init__(self, stream: Stream, chunk: bytes, size_bytes: int, has_ended: bool) -> None:
+    def __init__(self, stream: Stream, chunk: Chunk, size_bytes: int, has_ended: bool) -> None:
         self.stream = stream
         self.chunk = chunk
         self.size_bytes = size_bytes

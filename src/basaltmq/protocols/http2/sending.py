@@ -50,6 +50,8 @@ class Sending:
         self._table = _NO_TABLE
         self._send_window = WINDOW_DEFAULT
         self._receive_window = CONNECTION_WINDOW_BYTES
+        self._frame_bytes_max = FRAME_BYTES_MIN
+        """What the other side takes in one frame; less than it may say."""
         self._credit_bytes = 0
         self.waiting_bytes = 0
         """Of all streams, for want of a window."""
@@ -116,7 +118,7 @@ class Sending:
             stream.is_closed
             or self._table
             or not stream.has_ended_there
-            or not 0 < size_bytes <= FRAME_BYTES_MIN
+            or not 0 < size_bytes <= self._frame_bytes_max
             or size_bytes > stream.send_window
             or size_bytes > self._send_window
         ):
@@ -141,7 +143,7 @@ class Sending:
 
     def _send_some(self, stream: Stream) -> bool:
         """Send one frame of what waits; whether there may be another."""
-        window = min(stream.send_window, self._send_window, FRAME_BYTES_MIN)
+        window = min(stream.send_window, self._send_window, self._frame_bytes_max)
         if window <= 0:
             return False
         waiting = stream.waiting

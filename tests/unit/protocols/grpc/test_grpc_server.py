@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from basaltmq.protocols.grpc.channel import Channel, timeout_text
 from basaltmq.protocols.grpc.client_call import CallFailed
 from basaltmq.protocols.grpc.connection import ANSWERS_BYTES_MAX, ServerConnection
 from basaltmq.protocols.grpc.heads import RequestHead, ResponseHead
-from basaltmq.protocols.grpc.messages import PREFIX, prefixed
+from basaltmq.protocols.grpc.messages import PREFIX, Messages, prefixed
 from basaltmq.protocols.grpc.methods import AnswerStream, BothStreams, Unary
 from basaltmq.protocols.grpc.server import GrpcServer
 from basaltmq.protocols.grpc.status import Outcome, Status, escaped, trailer, unescaped
@@ -26,7 +27,7 @@ from basaltmq.protocols.http2 import frames as f
 from basaltmq.protocols.http2.connection import Connection
 from basaltmq.protocols.http2.events import Headers
 from basaltmq.protocols.http2.fields import Meanings
-from basaltmq.protocols.http2.frames import FRAME_BYTES_MIN, Code, Setting
+from basaltmq.protocols.http2.frames import FRAME_BYTES_MIN, FRAME_BYTES_TAKEN, Code, Setting
 
 WAIT_S = 60
 LARGE = 1 << 20
@@ -46,10 +47,19 @@ class Session:
     def give(self, raw: bytes) -> None:
         self.connection.data_received(raw)
 
-    def call(self, path: str, content: bytes, *, ends: bool = True, stream: int = 1, **fields: Any) -> None:
+    def call(
+        self,
+        path: str,
+        content: bytes,
+        *,
+        ends: bool = True,
+        stream: int = 1,
+        frame_bytes: int = FRAME_BYTES_MIN,
+        **fields: Any,
+    ) -> None:
         given = [(":method", "POST"), (":scheme", "http"), (":path", path), ("content-type", "application/grpc")]
         given += [(name.replace("_", "-"), value) for name, value in fields.items()]
-        parts = [content[at : at + FRAME_BYTES_MIN] for at in range(0, len(content), FRAME_BYTES_MIN)]
+        parts = [content[at : at + frame_bytes] for at in range(0, len(content), frame_bytes)]
         raw = headers(stream, given, ends=not parts and ends)
         for at, part in enumerate(parts):
             raw += data(stream, part, ends=ends and at == len(parts) - 1)
@@ -89,6 +99,8 @@ class Handlers:
     def methods(self) -> dict[str, Any]:
         return {
             "/Echo": Unary(lambda raw, call: raw, bytes),
+            "/Type": Unary(lambda raw, call: type(raw).__name__.encode(), bytes),
+            "/View": Unary(lambda raw, call: type(raw).__name__.encode(), bytes, takes_views=True),
             "/Later": Unary(self.later, lambda found: b"later " + found),
             "/Fails": Unary(self.fails, bytes),
             "/Sleeps": Unary(self.sleeps, bytes),
@@ -335,7 +347,7 @@ def test_messages_that_are_never_whole_take_bounded_memory() -> None:
         part = PREFIX.pack(0, 100_000) + bytes(90_000)
         for number in range(20):
             session.call("/Echo", part, stream=1 + 2 * number, ends=False)
-        assert session.connection._held_bytes <= server.held_bytes_max + FRAME_BYTES_MIN
+        assert session.connection._held_bytes <= server.held_bytes_max + FRAME_BYTES_TAKEN
         last = session.outcome(39)
         assert last is not None
         assert last.status is Status.RESOURCE_EXHAUSTED
@@ -344,6 +356,34 @@ def test_messages_that_are_never_whole_take_bounded_memory() -> None:
         assert session.connection._held_bytes == 0
 
     run(work, request_bytes_max=100_000)
+
+
+@pytest.mark.parametrize("frame_bytes", [1, FRAME_BYTES_MIN, 70_000, FRAME_BYTES_TAKEN])
+@pytest.mark.parametrize("path", ["/Echo", "/Type", "/View", "/Doubles"])
+def test_a_request_is_the_same_in_frames_of_any_size(path: str, frame_bytes: int) -> None:
+    async def work(server: GrpcServer, handlers: Handlers) -> None:
+        session = Session(server, INITIAL_WINDOW_SIZE=1 << 20)
+        session.give(f.window_update(0, 1 << 20))
+        message = bytes(range(256)) * (8 if frame_bytes == 1 else 600)
+        session.call(path, prefixed(message), frame_bytes=frame_bytes)
+        await session.until(lambda: session.outcome() is not None)
+        is_view = path == "/View" and len(message) + PREFIX.size <= frame_bytes and len(message) > FRAME_BYTES_MIN
+        kind = b"memoryview" if is_view else b"bytes"
+        expected = {"/Echo": message, "/Type": b"bytes", "/View": kind, "/Doubles": message * 2}[path]
+        assert session.answers() == prefixed(expected)
+
+    run(work)
+
+
+def test_a_message_in_the_smallest_frames_takes_no_more_memory_than_it_has_bytes() -> None:
+    messages = Messages(100_000, "identity")
+    message = bytes(range(250)) * 200
+    raw = prefixed(message)
+    for at in range(0, len(raw) - 2, 2):
+        messages.add(raw[at : at + 2])
+    assert sum(map(sys.getsizeof, messages._parts)) < 1.1 * len(raw)
+    messages.add(raw[-1:])
+    assert list(messages.ready) == [message]
 
 
 def test_who_does_not_begin_or_is_dead_is_sent_away_in_time() -> None:

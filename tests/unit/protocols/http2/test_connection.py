@@ -22,7 +22,14 @@ from basaltmq.protocols.http2.budget import ALLOWANCE, PER_SECOND
 from basaltmq.protocols.http2.connection import CONTINUATIONS_MAX, Connection
 from basaltmq.protocols.http2.events import Broken, Data, Headers, Reset, Writable
 from basaltmq.protocols.http2.fields import LIST_BYTES_MAX, Field, Meanings, encode
-from basaltmq.protocols.http2.frames import FRAME_BYTES_MIN, WINDOW_DEFAULT, WINDOW_MAX, Code, Setting
+from basaltmq.protocols.http2.frames import (
+    FRAME_BYTES_MIN,
+    FRAME_BYTES_TAKEN,
+    WINDOW_DEFAULT,
+    WINDOW_MAX,
+    Code,
+    Setting,
+)
 from basaltmq.protocols.http2.sending import CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES
 from basaltmq.protocols.http2.stream import Stream
 
@@ -245,7 +252,7 @@ def padded(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 FAULTS: list[tuple[str, bytes, Code]] = [
-    ("a frame that is too large", f.head(FRAME_BYTES_MIN + 1, f.DATA, 0, 1), Code.FRAME_SIZE_ERROR),
+    ("a frame that is too large", f.head(FRAME_BYTES_TAKEN + 1, f.DATA, 0, 1), Code.FRAME_SIZE_ERROR),
     ("data of no stream", data(0, b"x"), Code.PROTOCOL_ERROR),
     ("data of a stream that was not opened", data(5, b"x"), Code.PROTOCOL_ERROR),
     ("a stream with an even number", headers(2), Code.PROTOCOL_ERROR),
