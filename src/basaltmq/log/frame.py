@@ -57,6 +57,8 @@ AWAITED: Final = 4
 
 HEADER: Final = Struct("<IIIIQQIIqqqBBHI")
 """All of a header; `Header` without magic, its own checksum and what is reserved."""
+PLAIN_HEADER: Final = Struct("<IIIIQQIIqqqQ")
+"""The same with all that follows the times as one number, which is COLUMNAR for a frame of records without flags."""
 _COVERED: Final = Struct("<IIQQIIqqqBBHI")
 _FRONT: Final = Struct("<II")
 _KINDS: Final = range(COLUMNAR, DROP + 1)
@@ -68,6 +70,8 @@ _extend = google_crc32c.extend
 
 HeaderFields: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int, int]
 """What HEADER unpacks."""
+PlainFields: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, int, int]
+"""What PLAIN_HEADER unpacks."""
 
 
 class Header(NamedTuple):

@@ -68,6 +68,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import repeat
 from struct import Struct
 from typing import Final, Protocol
 from uuid import UUID
@@ -753,6 +754,11 @@ def decode_log_segment_key(key: bytes) -> tuple[int, int]:
 def frame_key(shard: int, last_offset: int) -> bytes:
     """By the last offset, so that one seek from any offset finds the frame that holds it."""
     return _FRAME.pack(b"O", shard, last_offset)
+
+
+def frame_keys(shards: Iterable[int], last_offsets: Iterable[int]) -> list[bytes]:
+    """The same for many frames."""
+    return list(map(_FRAME.pack, repeat(b"O"), shards, last_offsets))
 
 
 def decode_frame_key(key: bytes) -> tuple[int, int]:

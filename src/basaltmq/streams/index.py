@@ -47,11 +47,10 @@ from basaltmq.log.columnar import ColumnBatch
 from basaltmq.log.lane import Lane
 from basaltmq.store import keys
 from basaltmq.store.api import ManagedStore
-from basaltmq.store.batch import PUT, Batch
+from basaltmq.store.batch import Batch
 from basaltmq.streams.index_outcomes import Outcomes
 from basaltmq.streams.index_plain import PlainRows
 from basaltmq.streams.index_rows import (
-    ENTRY,
     HAS_KEYS,
     HAS_TAGS,
     INHERITED,
@@ -62,6 +61,7 @@ from basaltmq.streams.index_rows import (
     Words,
     delete_words_of,
     first_expiry,
+    put_entries,
     set_expiry,
 )
 from basaltmq.streams.index_sums import SegmentSums
@@ -91,11 +91,7 @@ class StreamIndex:
         self._store = store
         self.rows_max = gathered_rows_max
         self.lock = threading.RLock()
-        self._entries: dict[int, list[Entry]] = {}
-        self._touched: dict[int, SegmentShard] = {}
-        self._batch = Batch()
-        self.rows = 0
-        """Rows gathered; from `rows_max` on they are to be written before the next append."""
+        self._begin()
         self._checkpoints: dict[int, int] = {}
         self._sums = SegmentSums(store)
         last = next(store.scan(FAMILY, *keys.prefix_range(b"N"), reverse=True), None)
@@ -105,6 +101,17 @@ class StreamIndex:
             self._checkpoints[keys.decode_log_checkpoint_key(key)] = _POSITION.unpack(raw)[0]
         self.unsynced = Unsynced(store)
         self.outcomes = Outcomes(store, self.flush, self.entries)
+
+    def _begin(self) -> None:
+        """Nothing is gathered."""
+        self._entries: dict[int, list[Entry]] = {}
+        self._touched: dict[int, SegmentShard] = {}
+        self._batch = Batch()
+        self._keys: list[bytes] = []
+        self._values: list[bytes] = []
+        """Rows that come by the hundred, as columns."""
+        self.rows = 0
+        """Rows gathered; from `rows_max` on they are to be written before the next append."""
 
     def checkpoint(self, lane: int) -> int | None:
         """The position up to which a lane is in the index."""
@@ -116,7 +123,7 @@ class StreamIndex:
             batch = Batch()
             batch.delete_range(FAMILY, b"", b"\xff")
             self._store.write(batch, wal=False)
-            self._entries, self._touched, self._batch, self.rows = {}, {}, Batch(), 0
+            self._begin()
             self._checkpoints = {}
             self._sums.clear()
             self.unsynced.clear()
@@ -171,7 +178,8 @@ class StreamIndex:
         rows = 1
         if time_max_ms > shard.timestamp_max_ms and config.index_times:
             shard.timestamp_max_ms = time_max_ms
-            self._batch.ops.append((PUT, FAMILY, keys.stream_time_key(number, time_max_ms, last_offset), b""))
+            self._keys.append(keys.stream_time_key(number, time_max_ms, last_offset))
+            self._values.append(b"")
             rows = 2
         if words.flags:
             rows += words.put(self._batch, number, last_offset)
@@ -185,37 +193,31 @@ class StreamIndex:
         """Plain frames that follow on their shards' last, up to `position`, as rows: for a replay, which reads none of
         them before the next `flush`. Under `lock`.
         """
-        self._sums.merge(lane, segment, rows.stats())
+        row_keys, row_values, stats = rows.rows()
+        self._sums.merge(lane, segment, stats)
         self._checkpoints[lane] = position
-        self._batch.ops += rows.ops
+        self._keys += row_keys
+        self._values += row_values
         self._touched.update(rows.shards)
         self._shard_max = max(self._shard_max, *rows.shards)
-        self.rows += len(rows.ops)
+        self.rows += len(row_keys)
 
     def flush(self) -> None:
         """Write what is gathered as one batch."""
         with self.lock:
             if not self._touched:
                 return
-            batch = self._batch
-            # On failure the rows made of entries must not stay: the entries do, and make them again.
-            gathered = len(batch.ops)
-            put = batch.ops.append
-            frame_key, tail_key, pack = keys.frame_key, keys.stream_tail_key, ENTRY.pack
-            for number, entries in self._entries.items():
-                # As `Entry.encode` makes them, without a call for each.
-                for last, base, position, size, records, time_ms, stored_ms, mask, expire_ms, flags in entries:
-                    row = pack(position, base, size, records, time_ms, stored_ms, mask, expire_ms, flags)
-                    put((PUT, FAMILY, frame_key(number, last), row))
-            for number, shard in self._touched.items():
-                put((PUT, FAMILY, tail_key(number), shard.encode()))
-            try:
-                self._write(batch)
-            except BaseException:
-                del batch.ops[gathered:]
-                raise
+            # On failure what is gathered stays, and is put together again.
+            batch = Batch()
+            batch.ops = list(self._batch.ops)
+            row_keys, row_values = list(self._keys), list(self._values)
+            put_entries(row_keys, row_values, self._entries)
+            row_keys += map(keys.stream_tail_key, self._touched)
+            row_values += map(SegmentShard.encode, self._touched.values())
+            batch.put_many(FAMILY, row_keys, row_values)
+            self._write(batch)
             # Readers look at the gathered entries first and at the store second, so the store has them by now.
-            self._entries, self._touched, self._batch, self.rows = {}, {}, Batch(), 0
+            self._begin()
             self.outcomes.is_gathered = False
 
     def shard_row(self, number: int) -> bytes | None:

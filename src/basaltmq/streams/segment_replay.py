@@ -9,8 +9,10 @@ which 2 are checksums and 3 RocksDB's; 20 us for another one of plain records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Final, Protocol
+
+import google_crc32c
 
 from basaltmq.errors import InvalidArgumentError, ShardNotFoundError
 from basaltmq.log.columnar import ColumnBatch
@@ -21,6 +23,8 @@ from basaltmq.log.frame import (
     DROP,
     HEADER_BYTES,
     KAFKA,
+    MAGIC,
+    PLAIN_HEADER,
     RELOCATED,
     REWRITTEN,
     TRIM,
@@ -31,20 +35,15 @@ from basaltmq.log.frame import (
     records_of,
 )
 from basaltmq.log.lane import Lane
-from basaltmq.log.record import NEVER
-from basaltmq.log.recovery import Found, Loss, intact
+from basaltmq.log.recovery import Found, Loss
 from basaltmq.log.run import Cut
 from basaltmq.log.segment import Segment, SegmentGoneError
 from basaltmq.store import keys
-from basaltmq.store.batch import PUT
 from basaltmq.streams.index import StreamIndex
 from basaltmq.streams.index_plain import PlainRows, key_hashes
 from basaltmq.streams.index_rows import (
-    ENTRY,
-    FAMILY,
     HAS_KEYS,
     NO_FLAGS,
-    NO_TAGS,
     NO_WORDS,
     Entry,
     Words,
@@ -78,6 +77,9 @@ PROGRESS_BYTES: Final = 64 << 20
 
 ONLY_VALUES: Final = (3).to_bytes(2, "little")
 """How a body counts its buffers that has values and times and nothing else."""
+
+_crc32c = google_crc32c.value
+_extend = google_crc32c.extend
 
 
 class Indexed(Protocol):
@@ -159,59 +161,63 @@ class Replay:
         """Apply plain frames that follow on their shard's last, until another one comes; a `recovery.Take`."""
         known = self._known
         rows = PlainRows()
-        put, shards = rows.ops.append, rows.shards
-        times_min_ms, times_max_ms, stored = rows.times_min_ms, rows.times_max_ms, rows.stored_ms
-        frame_key, index_keys, pack = keys.frame_key, keys.stream_index_keys, ENTRY.pack
-        end = at
-        shift = position - at
+        frames, positions, sizes, flags, shards = rows.frames, rows.positions, rows.sizes, rows.flags, rows.shards
+        seed = self._log.seed
+        unpack = PLAIN_HEADER.unpack_from
         if raw is not self._raw:
             self._raw = raw
             self._cut = self._engine.cut(raw)
-        for begin, fields in intact(self._log.seed, raw, at, stop, self._cut):
-            _, _, _, length, number, base, records, last_delta, least_ms, largest_ms, stored_ms, kind, flags, _, _ = (
-                fields
-            )
-            body = begin + HEADER_BYTES
-            if kind != COLUMNAR or flags or last_delta != records - 1:
+        cut = self._cut
+        begun = at
+        shift = position - at
+        size = len(raw)
+        while at < stop:
+            body = at + HEADER_BYTES
+            if body > size:
+                break
+            fields = unpack(raw, at)
+            magic, header_crc, body_crc, length, number, base, records, last_delta, _, largest_ms, _, rest = fields
+            end = body + length + (-length & 7)
+            if rest != COLUMNAR or last_delta != records - 1 or end > size or magic != MAGIC:
+                break
+            if header_crc != _extend(seed, raw[at + 8 : body]):
                 break
             state, config = known.get(number) or self._meet(number)
             if state is None or base != state.next_offset or base < state.start_offset:
                 break
-            hashes: Collection[bytes] | None = ()
+            if body_crc != _crc32c(raw[body : body + length] if cut is None else cut(body, length)):
+                break
+            last = base + last_delta
+            has = NO_FLAGS
             if raw[body + 4 : body + 6] != ONLY_VALUES:
                 hashes = key_hashes(raw, body, length, records, is_wanted=config.index_keys)
                 if hashes is None:
                     break
-            size = HEADER_BYTES + length + (-length & 7)
-            # The same rows that `StreamIndex.add` and `flush` make of it; a call for each frame would cost a tenth.
-            following = base + records
-            last = base + last_delta
+                if hashes:
+                    has = HAS_KEYS
+                    rows.by_words += keys.stream_index_keys(b"K", number, hashes, last)
             if largest_ms > state.timestamp_max_ms and config.index_times:
                 state.timestamp_max_ms = largest_ms
-                put((PUT, FAMILY, keys.stream_time_key(number, largest_ms, last), b""))
-            has = NO_FLAGS
-            if hashes:
-                has = HAS_KEYS
-                rows.ops += [(PUT, FAMILY, key, b"") for key in index_keys(b"K", number, hashes, last)]
-            row = pack(begin + shift, base, size, records, largest_ms, stored_ms, NO_TAGS, NEVER, has)
-            put((PUT, FAMILY, frame_key(number, last), row))
-            state.indexed_next = state.next_offset = state.high_watermark = following
+                rows.by_words.append(keys.stream_time_key(number, largest_ms, last))
+            size_bytes = end - at
+            frames.append(fields)
+            positions.append(at + shift)
+            sizes.append(size_bytes)
+            flags.append(has)
+            # What `StreamIndex.add` does to a shard; a call for each frame would cost a tenth.
+            state.indexed_next = state.next_offset = state.high_watermark = last + 1
             state.frames += 1
             state.records += records
-            state.size_bytes += size
+            state.size_bytes += size_bytes
             shards[number] = state
-            times_min_ms.append(least_ms)
-            times_max_ms.append(largest_ms)
-            stored.append(stored_ms)
-            end = begin + size
-        if end > at:
-            rows.size_bytes = end - at
+            at = end
+        if frames:
             index = self._index
             with index.lock:
-                index.absorb(self._lane, self._segment_at(position).start, end + shift, rows)
+                index.absorb(self._lane, self._segment_at(position).start, at + shift, rows)
                 index.make_room()
-            self._tell(end + shift)
-        return end - at
+            self._tell(at + shift)
+        return at - begun
 
     def lost(self) -> list[Loss]:
         """Offsets that no frame was found for, once all were seen: copies lie out of order."""
