@@ -6,17 +6,42 @@ import json
 import signal
 import subprocess
 import sys
+import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import fila
 import grpc
 import pytest
 from fila.v1 import admin_pb2, admin_pb2_grpc
 
 PROCESS = Path(__file__).with_name("server_process.py")
 WAIT_S = 30.0
+
+
+def until(holds: Callable[[], object]) -> None:
+    """Wait for something that another process does."""
+    end_s = time.monotonic() + 2 * WAIT_S
+    while not holds():
+        assert time.monotonic() < end_s, "it did not come about"
+        time.sleep(0.01)
+
+
+@contextmanager
+def fila_client(address: str) -> Iterator[fila.Client]:
+    """PyPI's client. It waits for messages as long as it takes; this one is closed under whoever waits too long."""
+    client = fila.Client(address)
+    watch = threading.Timer(2 * WAIT_S, client.close)
+    watch.start()
+    try:
+        yield client
+    finally:
+        watch.cancel()
+        client.close()
 
 
 class Server:

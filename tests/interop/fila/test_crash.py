@@ -9,7 +9,7 @@ from itertools import islice
 import fila
 import grpc
 import pytest
-from tests.interop.fila.conftest import Admin, Server
+from tests.interop.fila.conftest import Admin, Server, fila_client
 
 from basaltmq.client import Client
 from basaltmq.errors import StaleLeaseError
@@ -23,23 +23,21 @@ def test_leases_of_streams_are_back_at_once_after_a_crash(serve: Callable[..., S
     server = serve()
     with grpc.insecure_channel(server.address) as channel:
         Admin(channel).CreateQueue(name="q", config={"visibility_timeout_ms": 3_600_000})
-    client = fila.Client(server.address)
-    sent = [client.enqueue("q", None, b"%d" % i) for i in range(40)]
-    stream = client.consume("q")
-    held = [message.id for message in islice(stream, 25)]
-    for message_id in held[:10]:
-        client.ack("q", message_id)
-    # Acks are written when they are answered, and durable with the next enqueue.
-    sent.append(client.enqueue("q", None, b"last"))
-    server.kill()
-    client.close()
+    with fila_client(server.address) as client:
+        sent = [client.enqueue("q", None, b"%d" % i) for i in range(40)]
+        stream = client.consume("q")
+        held = [message.id for message in islice(stream, 25)]
+        for message_id in held[:10]:
+            client.ack("q", message_id)
+        # Acks are written when they are answered, and durable with the next enqueue.
+        sent.append(client.enqueue("q", None, b"last"))
+        server.kill()
     server.start()
-    again = fila.Client(server.address)
-    got = [(message.id, message.attempt_count) for message in islice(again.consume("q"), 31)]
-    assert got == [(message_id, 0) for message_id in sent if message_id not in held[:10]]
-    with pytest.raises(fila.MessageNotFoundError):
-        again.ack("q", held[0])
-    again.close()
+    with fila_client(server.address) as again:
+        got = [(message.id, message.attempt_count) for message in islice(again.consume("q"), 31)]
+        assert got == [(message_id, 0) for message_id in sent if message_id not in held[:10]]
+        with pytest.raises(fila.MessageNotFoundError):
+            again.ack("q", held[0])
 
 
 @pytest.mark.promise("P1")
@@ -72,7 +70,7 @@ def test_every_enqueue_that_was_answered_survives_a_crash(serve: Callable[..., S
     assert len(expected) > 30 * PRODUCERS
     with grpc.insecure_channel(server.address) as channel:
         depth = Admin(channel).GetStats(queue="q").depth
-    with fila.Client(server.address) as client:
+    with fila_client(server.address) as client:
         got = {message.id for message in islice(client.consume("q"), depth)}
     assert expected <= got
     assert len(got) <= len(expected) + PRODUCERS, "one call of each may have been written and not answered"

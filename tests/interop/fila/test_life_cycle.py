@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from itertools import islice
 
 import fila
 import grpc
 import pytest
 from fila.v1 import admin_pb2
-from tests.interop.fila.conftest import Admin, Server
+from tests.interop.fila.conftest import Admin, Server, fila_client
 
 WAIT_S = 30
 
 
 @pytest.fixture
-def client(server: Server) -> fila.Client:
-    return fila.Client(server.address)
+def client(server: Server) -> Iterator[fila.Client]:
+    with fila_client(server.address) as opened:
+        yield opened
 
 
 def code_of(error: pytest.ExceptionInfo[grpc.RpcError]) -> grpc.StatusCode:
@@ -186,35 +188,27 @@ def test_the_first_consumers_late_ack_does_not_settle_the_second_delivery(admin:
     """The sync and the async client have a connection each, which is how this wire tells consumers apart."""
     queue = admin.queue(visibility_timeout_ms=400)
 
-    async def race() -> None:
-        first = fila.Client(server.address)
+    async def race(first: fila.Client) -> None:
         async with fila.AsyncClient(server.address) as second:
             sent = first.enqueue(queue, None, b"contended")
             lost = await asyncio.to_thread(next, first.consume(queue))
-            first_stream_gone = first
             stream = await second.consume(queue)
             again = await anext(stream)
             assert again.id == lost.id == sent
             with pytest.raises(fila.MessageNotFoundError, match="not leased to this connection"):
-                await asyncio.to_thread(first_stream_gone.ack, queue, lost.id)
+                await asyncio.to_thread(first.ack, queue, lost.id)
             with pytest.raises(fila.MessageNotFoundError):
-                await asyncio.to_thread(first_stream_gone.nack, queue, lost.id, "late")
+                await asyncio.to_thread(first.nack, queue, lost.id, "late")
             await second.ack(queue, again.id)
-        first.close()
 
-    async def with_one_delivery_each() -> None:
-        await asyncio.wait_for(race(), WAIT_S)
-
-    asyncio.run(with_one_delivery_each())
+    with fila_client(server.address) as first:
+        asyncio.run(asyncio.wait_for(race(first), WAIT_S))
     assert admin.GetStats(queue=queue).depth == 0
 
 
 @pytest.mark.spec("C7")
 def test_what_a_consumer_held_is_back_as_soon_as_it_disconnects(admin: Admin, server: Server) -> None:
     queue = admin.queue(visibility_timeout_ms=3_600_000)
-    keeper = fila.Client(server.address)
-    for i in range(10):
-        keeper.enqueue(queue, None, b"%d" % i)
 
     async def take_and_die() -> None:
         async with fila.AsyncClient(server.address) as client:
@@ -222,10 +216,12 @@ def test_what_a_consumer_held_is_back_as_soon_as_it_disconnects(admin: Admin, se
             for _ in range(5):
                 await anext(stream)
 
-    asyncio.run(take_and_die())
-    got = [(message.payload, message.attempt_count) for message in islice(keeper.consume(queue), 10)]
+    with fila_client(server.address) as keeper:
+        for i in range(10):
+            keeper.enqueue(queue, None, b"%d" % i)
+        asyncio.run(asyncio.wait_for(take_and_die(), WAIT_S))
+        got = [(message.payload, message.attempt_count) for message in islice(keeper.consume(queue), 10)]
     assert got == [(b"%d" % i, 0) for i in range(10)]
-    keeper.close()
 
 
 def test_deleting_a_queue_ends_its_streams(admin: Admin, client: fila.Client, channel: grpc.Channel) -> None:

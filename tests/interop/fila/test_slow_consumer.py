@@ -9,7 +9,7 @@ from typing import Any
 import fila
 import grpc
 import pytest
-from tests.interop.fila.conftest import Admin, Server
+from tests.interop.fila.conftest import Admin, Server, fila_client, until
 
 from basaltmq.wire import fila_wire_pb2 as wire
 
@@ -29,8 +29,7 @@ def sleeper(address: str, queue: str) -> tuple[grpc.Channel, Any]:
 def test_others_get_everything_but_what_was_sent_to_the_slow_one(admin: Admin, server: Server) -> None:
     queue = admin.queue(visibility_timeout_ms=3_600_000)
     channel, stream = sleeper(server.address, queue)
-    while admin.GetStats(queue=queue).active_consumers < 1:
-        pass
+    until(lambda: admin.GetStats(queue=queue).active_consumers)
     count = 400
     payload = bytes(10_000)
 
@@ -40,7 +39,7 @@ def test_others_get_everything_but_what_was_sent_to_the_slow_one(admin: Admin, s
 
     asyncio.run(asyncio.wait_for(fill(), WAIT_S))
     got = 0
-    with fila.Client(server.address) as client:
+    with fila_client(server.address) as client:
         # All but a few: what fits the transport's window, and the one message that waits for room in it.
         for message in client.consume(queue):
             got += 1
@@ -51,7 +50,7 @@ def test_others_get_everything_but_what_was_sent_to_the_slow_one(admin: Admin, s
     assert got >= count - 40
     stream.cancel()
     channel.close()
-    with fila.Client(server.address) as client:
+    with fila_client(server.address) as client:
         rest = list(islice(client.consume(queue), count - got))
     assert len(rest) == count - got, "what the slow one had is back when it is gone"
 
@@ -59,20 +58,20 @@ def test_others_get_everything_but_what_was_sent_to_the_slow_one(admin: Admin, s
 def test_the_server_does_not_hold_a_backlog_for_a_client_that_does_not_read(admin: Admin, server: Server) -> None:
     queue = admin.queue()
     payload = bytes(1 << 20)
-    with fila.Client(server.address) as client:
+    with fila_client(server.address) as client:
         for _ in range(150):
             client.enqueue(queue, None, payload)
     before_bytes = server.memory_bytes()
     sleepers = [sleeper(server.address, queue) for _ in range(4)]
-    while admin.GetStats(queue=queue).in_flight < 4:
-        pass
-    settled = 0
-    seen = -1
-    while settled < 20:
-        in_flight = admin.GetStats(queue=queue).in_flight
-        settled = settled + 1 if in_flight == seen else 0
-        seen = in_flight
-    assert seen <= 4 * 20, "each has what its window takes, not the whole queue"
+    until(lambda: admin.GetStats(queue=queue).in_flight >= 4)
+    seen: list[int] = []
+
+    def has_settled() -> bool:
+        seen.append(admin.GetStats(queue=queue).in_flight)
+        return seen[-20:] == seen[-1:] * 20
+
+    until(has_settled)
+    assert seen[-1] <= 4 * 20, "each has what its window takes, not the whole queue"
     grown_bytes = server.memory_bytes() - before_bytes
     assert grown_bytes < 100 << 20, f"grew by {grown_bytes >> 20} MiB"
     for channel, stream in sleepers:

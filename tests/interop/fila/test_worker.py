@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.interop.fila.conftest import Admin, Server
+from tests.interop.fila.conftest import Admin, Server, until
 
 from basaltmq.client import AsyncClient, AsyncWorker, Client, Leased, Reject, Worker
 from basaltmq.errors import InvalidArgumentError, QueueNotFoundError
@@ -32,15 +32,6 @@ def queue(client: Client) -> str:
     name = f"w-{uuid.uuid4().hex[:12]}"
     client.create_queue(name)
     return name
-
-
-def until(holds: object) -> None:
-    """Wait for something that another process does."""
-    assert callable(holds)
-    end_s = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < end_s, "it did not come about"
-        time.sleep(0.01)
 
 
 def test_every_message_is_handled_once_by_several_threads(client: Client, queue: str, admin: Admin) -> None:
@@ -275,6 +266,10 @@ def test_a_cancelled_async_worker_gives_everything_back(server: Server, queue: s
 
     asyncio.run(work())
     got: list[bytes] = []
-    while len(got) < 3:
-        got += [each.payload for each in client.lease(queue, 3, wait=WAIT_S)]
+
+    def has_all() -> bool:
+        got.extend(each.payload for each in client.lease(queue, 3, wait=1))
+        return len(got) >= 3
+
+    until(has_all)
     assert sorted(got) == [b"1", b"2", b"3"]
