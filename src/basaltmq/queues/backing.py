@@ -48,7 +48,7 @@ found by skipping from one to the next instead).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -92,17 +92,13 @@ class Entry(msgspec.Struct, gc=False):
         return len(self.row) + ENTRY_OVERHEAD_BYTES
 
 
-Row: TypeAlias = tuple[bytes, bytes]
-"""Key and value as they are on disk."""
-
-
 class Leased(Protocol):
     """What of a queue is handed out; such rows are on disk but not in the queue."""
 
     def has_key(self, key: bytes) -> bool: ...
 
-    def free(self, rows: list[Row]) -> list[Row]:
-        """Those rows that are not handed out."""
+    def held_among(self, keys: Sequence[bytes]) -> list[int]:
+        """Which of the messages with these keys, which ascend, are handed out."""
         ...
 
     def paged_out(self, entry: Entry) -> None:

@@ -292,13 +292,14 @@ class FairQueue(Proxy):
         bytes_max = min(AHEAD_BYTES, max(1, self._limits.read_ahead_bytes, self._budget.room_bytes()))
         found = read_ranges(self._store, Family.MESSAGES, [place for place, _ in wanted], bytes_max)
         rows = [row for each in found if each for row in each]
-        entries = read_entries(rows) if len(self._leased.free(rows)) == len(rows) else None
+        held = set(self._leased.held_among([key for key, _ in rows]))
+        entries = read_entries(rows)
         at = charged = 0
         for ((_, _, rows_max), sub), each in zip(wanted, found, strict=False):
             if each is None:
                 continue
             end = at + len(each)
-            mine = read_entries(self._leased.free(each)) if entries is None else entries[at:end]
+            mine = [entries[n] for n in range(at, end) if n not in held] if held else entries[at:end]
             at = end
             charged += self._subs[sub].take_in(mine, None if len(each) < rows_max else each[-1][0] + b"\0")
         self._budget.charge(charged)

@@ -5,8 +5,9 @@ the expiry index. Acking deletes message rows and nothing else, until the last m
 rows go with it. So after a crash the messages of a lease row that still exist are the ones that are leased. What leaves
 a lease alive (nack, release, a split by extend) is taken out of its row in the same batch.
 
-    lease call row   | layout u8 | expires ns u64 | leased ns u64 | consumer bytes u16 | consumer
-                     | per message: lp(sub-queue) | enqueued ns u64 | id (16) | ...
+    lease call row   | layout u8 | expires ns u64 | leased ns u64 | consumer bytes u16 | consumer | messages
+      layout 1       per message: lp(sub-queue) | enqueued ns u64 | id (16) | ...
+      layout 2       lp(sub-queue) | enqueued ns u64 | id (16) ... |     of messages that came in one call
 
 Tokens fence: they grow with every lease, over restarts too, because the high bits are a boot number that is raised
 durably before the first lease. An answer with a token that is not alive, or for a message it does not hold, is refused
@@ -52,6 +53,7 @@ from basaltmq.store.keys import (
 )
 
 LAYOUT: Final = 1
+LAYOUT_ALIKE: Final = 2
 
 FOREVER: Final = (1 << 64) - 1
 """The expiry of a lease that lasts as long as its consumer."""
@@ -68,12 +70,16 @@ EXPIRY_PAGE: Final = 1024
 HEAP_SLACK: Final = 1024
 """Settled leases that may wait in the heap beside as many as are alive."""
 
+UNLISTED_MAX: Final = 64
+"""Calls whose messages are looked for by where the first and the last of them are, one call after the other."""
+
 _BOOT_BITS: Final = 24
 _COUNT_BITS: Final = 40
 _BOOT_ROW: Final = b"queue_lease_boot"
 _BOOT: Final = Struct(">I")
 _HEAD: Final = Struct(">BQQH")
 _PLACE_BYTES: Final = 24
+_ID_BYTES: Final = 16
 
 
 def check_visibility(visibility_ms: int) -> None:
@@ -166,9 +172,16 @@ class LeaseCall:
 def encode_lease_call(call: LeaseCall, queue_bytes: int) -> bytes:
     """The row of a call; `queue_bytes` is the length of lp(queue), which its keys begin with."""
     consumer = lp(call.consumer)[2:]
+    plain = call.plain
+    if plain is not None:
+        head = plain.keys[0][:-_ID_BYTES]
+        # They are in order: what the first and the last have in common, all have.
+        if plain.keys[-1].startswith(head):
+            alike = _HEAD.pack(LAYOUT_ALIKE, call.expires_ns, call.leased_ns, len(consumer))
+            return b"".join((alike, consumer, head[queue_bytes:], *call.ids))
     parts = [_HEAD.pack(LAYOUT, call.expires_ns, call.leased_ns, len(consumer)), consumer]
-    if call.plain is not None:
-        parts += [key[queue_bytes:] for key in call.plain.keys]
+    if plain is not None:
+        parts += [key[queue_bytes:] for key in plain.keys]
         return b"".join(parts)
     entries: Iterable[Entry] = call.entries.values()
     if [e for e in entries if e.flags]:
@@ -180,34 +193,51 @@ def encode_lease_call(call: LeaseCall, queue_bytes: int) -> bytes:
 def decode_lease_call(queue: str, token: int, row: bytes) -> tuple[LeaseCall, list[bytes]]:
     """A call without its entries, and the keys of its messages."""
     prefix = lp(queue)
-    message_keys: list[bytes] = []
     try:
         layout, expires_ns, leased_ns, consumer_bytes = _HEAD.unpack_from(row)
         at = _HEAD.size + consumer_bytes
         consumer = row[_HEAD.size : at].decode()
-        if layout != LAYOUT:
+        if layout not in (LAYOUT, LAYOUT_ALIKE):
             raise ValueError
-        while at < len(row):
-            end = take_lp(row, at)[1] + _PLACE_BYTES
-            if end > len(row):
-                raise ValueError
-            message_keys.append(prefix + row[at:end])
-            at = end
+        message_keys = _alike(prefix, row, at) if layout == LAYOUT_ALIKE else _one_by_one(prefix, row, at)
     except (struct_error, ValueError, CorruptionError):
         raise CorruptionError(f"lease {token} of queue {queue!r} is damaged ({len(row)} bytes)") from None
     return LeaseCall(token, consumer, leased_ns, expires_ns, {}), message_keys
 
 
+def _one_by_one(prefix: bytes, row: bytes, at: int) -> list[bytes]:
+    message_keys: list[bytes] = []
+    while at < len(row):
+        end = take_lp(row, at)[1] + _PLACE_BYTES
+        if end > len(row):
+            raise ValueError
+        message_keys.append(prefix + row[at:end])
+        at = end
+    return message_keys
+
+
+def _alike(prefix: bytes, row: bytes, at: int) -> list[bytes]:
+    begin = take_lp(row, at)[1] + _PLACE_BYTES - _ID_BYTES
+    if begin >= len(row) or (len(row) - begin) % _ID_BYTES:
+        raise ValueError
+    head = prefix + row[at:begin]
+    return [head + row[place : place + _ID_BYTES] for place in range(begin, len(row), _ID_BYTES)]
+
+
 class Leases:
     """The leases of one queue. Changes rows in the batch it is handed, and its own memory at once."""
 
-    __slots__ = ("_by_id", "_by_token", "_prefix", "_queue", "returned_ns", "size_bytes")
+    __slots__ = ("_by_id", "_by_token", "_count", "_prefix", "_queue", "_unlisted", "returned_ns", "size_bytes")
 
     def __init__(self, queue: str, returned_ns: int = 0) -> None:
         self._queue = queue
         self._prefix = lease_call_prefix(queue)
         self._by_token: dict[int, LeaseCall] = {}
         self._by_id: dict[bytes, LeaseCall] = {}
+        """The messages of all calls but the unlisted ones."""
+        self._unlisted: dict[int, LeaseCall] = {}
+        """Calls that are columns and, as a rule, are settled as such before anybody asks for one of their messages."""
+        self._count = 0
         self.size_bytes = 0
         """Bodies of all leased messages."""
         self.returned_ns = returned_ns
@@ -230,18 +260,32 @@ class Leases:
 
     def __len__(self) -> int:
         """Messages leased."""
-        return len(self._by_id)
+        return self._count
 
     def calls(self) -> list[LeaseCall]:
         return list(self._by_token.values())
 
+    def _list_all(self) -> None:
+        """Have every message that is leased in the index."""
+        for call in self._unlisted.values():
+            self._by_id.update(dict.fromkeys(call.entries if call.plain is None else call.ids, call))
+        self._unlisted.clear()
+
     def has_key(self, key: bytes) -> bool:
+        if self._unlisted:
+            self._list_all()
         return key[-16:] in self._by_id
 
-    def free(self, rows: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        """Those message rows that are not leased."""
+    def held_among(self, keys: Sequence[bytes]) -> list[int]:
+        """Which of the messages with these keys, which ascend, are leased."""
+        if self._unlisted and keys:
+            first, last = keys[0], keys[-1]
+            for call in self._unlisted.values():
+                if call.plain is None or (call.plain.keys[0] <= last and call.plain.keys[-1] >= first):
+                    self._list_all()
+                    break
         by_id = self._by_id
-        return [row for row in rows if row[0][-16:] not in by_id] if by_id else rows
+        return [number for number, key in enumerate(keys) if key[-16:] in by_id] if by_id else []
 
     def paged_out(self, entry: Entry) -> None:
         """A message that came back leaves memory; from here on its place says that it may have come back."""
@@ -262,10 +306,11 @@ class Leases:
                     self.paged_out(entry)
 
     def call_of(self, message_id: bytes) -> LeaseCall | None:
+        self._list_all()
         return self._by_id.get(message_id)
 
     def room(self) -> int:
-        return LEASED_MAX - len(self._by_id)
+        return LEASED_MAX - self._count
 
     def all_keys(self) -> list[bytes]:
         found: list[bytes] = []
@@ -287,8 +332,10 @@ class Leases:
     def restore_plain(self, call: LeaseCall, plain: Plain, ids: list[bytes]) -> None:
         """The same as `restore`, for all messages of a call as columns."""
         call.plain, call.ids = plain, ids
-        self._by_token[call.token] = call
-        self._by_id.update(dict.fromkeys(ids, call))
+        self._by_token[call.token] = self._unlisted[call.token] = call
+        if len(self._unlisted) > UNLISTED_MAX:
+            self._list_all()
+        self._count += len(ids)
         self.size_bytes += plain.size_bytes
 
     def restore(self, call: LeaseCall, entries: dict[bytes, Entry]) -> None:
@@ -297,6 +344,7 @@ class Leases:
             call.entries.update(entries)
         self._by_token[call.token] = call
         self._by_id.update(dict.fromkeys(entries, call))
+        self._count += len(entries)
         self.size_bytes += sum([e.size_bytes for e in entries.values()])
 
     def take_plain(self, token: int, ids: Sequence[bytes] | None) -> tuple[LeaseCall, Plain, list[bytes]] | None:
@@ -306,7 +354,10 @@ class Leases:
         if plain is None or (ids is not None and list(ids) != all_ids):
             return None
         call.entries = {}
-        self._lose(all_ids, plain.size_bytes)
+        if self._unlisted.pop(token, None) is None:
+            self._unlist(all_ids)
+        self._count -= len(all_ids)
+        self.size_bytes -= plain.size_bytes
         del self._by_token[token]
         return call, plain, all_ids
 
@@ -327,6 +378,7 @@ class Leases:
     def take(self, token: int, ids: Sequence[bytes] | None) -> tuple[LeaseCall, dict[bytes, Entry]]:
         """Take messages (all by default) out of a live lease, in memory; refused whole if one is not in it."""
         call = self.require(token)
+        self._list_all()
         if ids is None:
             taken = call.entries
             call.entries = {}
@@ -349,13 +401,15 @@ class Leases:
         return call, taken
 
     def _lose_entries(self, entries: dict[bytes, Entry]) -> None:
-        self._lose(entries, sum([e.size_bytes for e in entries.values()]))
+        self._list_all()
+        self._unlist(entries)
+        self._count -= len(entries)
+        self.size_bytes -= sum([e.size_bytes for e in entries.values()])
 
-    def _lose(self, ids: Iterable[bytes], size_bytes: int) -> None:
+    def _unlist(self, ids: Iterable[bytes]) -> None:
         by_id = self._by_id
         for message_id in ids:
             del by_id[message_id]
-        self.size_bytes -= size_bytes
 
     def settled(self, batch: Batch, call: LeaseCall, *, rewrite: bool) -> None:
         """Write what `take` left. `rewrite` if what was taken goes on living as a message of this queue."""

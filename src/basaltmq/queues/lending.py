@@ -33,7 +33,7 @@ def take_plain(queue: Queue, change: Change, count: int, size_bytes_max: int | N
         return None
     until = _until(queue)
     if (size_bytes_max is not None and plain.size_bytes > size_bytes_max) or (
-        until != _NOWHERE and [key for key in plain.keys if key[-24:-16] <= until]
+        until != _NOWHERE and plain.keys[0][-24:-16] <= until
     ):
         queue.backing.put_back(plain.entries())
         return None
@@ -44,7 +44,9 @@ def take_plain(queue: Queue, change: Change, count: int, size_bytes_max: int | N
 def lend_plain(queue: Queue, change: Change, plain: Plain, consumer: str, visibility_ms: int | None) -> list[Delivery]:
     """Hand columns out."""
     token = queue.shared.tokens.next()
-    ids = plain.ids = [key[-16:] for key in plain.keys]
+    ids = plain.ids
+    if ids is None:
+        ids = plain.ids = [key[-16:] for key in plain.keys]
     expires_ns = queue.lease_until(change.now_ns, visibility_ms)
     _begin(queue, change, LeaseCall(token, consumer, change.now_ns, expires_ns, {}, plain.without_rows(), ids))
     deliveries = list(map(Delivery, ids, repeat(token), plain.keys, plain.rows))

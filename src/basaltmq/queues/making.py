@@ -18,7 +18,7 @@ from basaltmq.queues.content import INLINE_BYTES_MAX
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft, to_message
 from basaltmq.queues.expiry import watch
 from basaltmq.queues.fairness import WEIGHT_MAX
-from basaltmq.queues.message import FAIRNESS_KEY_BYTES_MAX, PAYLOAD_BYTES_MAX, Message, encode_row
+from basaltmq.queues.message import FAIRNESS_KEY_BYTES_MAX, HEAD, PAYLOAD_BYTES_MAX, Message, encode_row
 from basaltmq.queues.plain import Plain
 from basaltmq.store.families import Family
 from basaltmq.store.keys import timed_of
@@ -88,7 +88,7 @@ def _make_plain(
     properties: list[bytes] | None = None
     whole: list[Draft] = []
     flags = {TRANSIENT if memory else 0}
-    if {*map(type, drafts)} != {bytes}:
+    if list(map(type, drafts)).count(bytes) < len(drafts):
         whole = [draft for draft in drafts if type(draft) is Draft]
         if len(whole) < len(drafts) or [draft for draft in whole if _SPECIAL(draft) != _ORDINARY]:
             return None
@@ -108,10 +108,11 @@ def _make_plain(
         expires_ns = change.now_ns + queue.config.ttl_ms * MS
         watch(queue, change, expires_ns)
     head = queue.default_prefix + place_ns.to_bytes(8, "big")
-    made = rows.plain_rows(payloads, expires_ns, properties)
+    made = rows.plain_rows(payloads, expires_ns, properties, sizes)
     message_keys = [head + message_id for message_id in ids]
     if len(flags) == 1:
-        plain = Plain(message_keys, made, sizes, flags.pop(), expires_ns)
+        row_bytes = sum(sizes) + HEAD.size * len(sizes) if properties is None else None
+        plain = Plain(message_keys, made, sizes, flags.pop(), expires_ns, row_bytes=row_bytes)
         plain.ids = ids
         return plain
     return [

@@ -14,11 +14,11 @@ fairness keys, so an empty one is small: a list is, a deque is not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from heapq import heapify, heappop, heappush, merge
-from itertools import islice
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 from basaltmq.errors import StoreStalledError
+from basaltmq.queues import on_disk
 from basaltmq.queues.backing import (
     ENTRY_OVERHEAD_BYTES,
     RETURNED,
@@ -33,20 +33,17 @@ from basaltmq.queues.change import Change
 from basaltmq.queues.plain import Plain, Stretch
 from basaltmq.queues.proxy import Proxy
 from basaltmq.queues.row_changes import cancel_rows, delete_rows, put_rows
-from basaltmq.queues.rows import read_entries, read_plain
+from basaltmq.queues.rows import read_plain
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.keys import prefix_range
-from basaltmq.store.ranges import Range, read_rows
+from basaltmq.store.ranges import Piece, Range, Row
 
 __all__ = ["RESIDENT_BYTES_MIN", "MemoryBudget", "PagingLimits", "PagingQueue"]
 
 RESIDENT_BYTES_MIN: Final = 16 * 1024
 """What a queue may keep when all queues together are over their budget, so that none of them reads row by row."""
-
-READ_CHUNK: Final = 32
-"""Rows read between two looks at their size. A row is at most 2 MiB (headers and properties)."""
 
 NOTHING: Final[frozenset[bytes]] = frozenset()
 
@@ -133,14 +130,26 @@ class PagingQueue(Proxy):
             stretch = self._stretch
             if stretch is not None and (self._cursor is None or len(stretch) >= count):
                 return self._take_columns(stretch, count)
-            if not self._read_ahead(count if stretch is None else count - len(stretch)) and self._stretch is None:
-                return None
+            if stretch is None:
+                if not self._read_ahead(count, in_calls=True):
+                    return None
+            else:
+                # What is missing of this call, and no more: the next reading begins where a call does.
+                self._take_rest(count - len(stretch))
+
+    def _take_rest(self, wanted: int) -> None:
+        """Read what a call is short of."""
+        assert self._cursor is not None, "there is more on disk"
+        pieces, more = self._next_pieces(self._cursor, wanted, self._limits.read_ahead_bytes, wanted)
+        self._cursor = pieces[-1].keys[-1] + b"\0" if more else None
+        for piece in pieces:
+            self._take_in(piece)
 
     def _take_columns(self, stretch: Stretch, count: int) -> Plain:
         taken = stretch.take(count)
         if not len(stretch):
             self._stretch = None
-        self._charge(-sum(map(len, taken.rows)) - ENTRY_OVERHEAD_BYTES * len(taken))
+        self._charge(-taken.row_bytes - ENTRY_OVERHEAD_BYTES * len(taken.keys))
         return taken
 
     def _unfold(self) -> None:
@@ -189,9 +198,13 @@ class PagingQueue(Proxy):
         if self._is_backlog(entries):
             # They are on disk, and are read when it is their turn.
             return
-        if self._cursor is None and isinstance(entries, Plain) and self._append_columns(entries):
-            self._limit()
-            return
+        if self._cursor is None and isinstance(entries, Plain):
+            if self._is_full(entries):
+                self._cursor = entries.keys[0]
+                return
+            if self._append_columns(entries):
+                self._limit()
+                return
         self._unfold()
         window = self._window
         if self._cursor is None and entries and (not window or window[-1].key < entries[0].key):
@@ -200,6 +213,16 @@ class PagingQueue(Proxy):
         else:
             self._place(entries)
         self._limit()
+
+    def _is_full(self, plain: Plain) -> bool:
+        """Whether what was published is better left to the disk: memory has as much as it may, and all before it."""
+        stretch, limits = self._stretch, self._limits
+        if stretch is None or plain.flags or self._returned or stretch.last() >= plain.keys[0]:
+            return False
+        return (
+            self._bytes + plain.row_bytes + ENTRY_OVERHEAD_BYTES * len(plain.keys) > limits.resident_bytes_max
+            or len(stretch) + len(plain.keys) > limits.resident_max
+        )
 
     def _append_columns(self, plain: Plain) -> bool:
         """Add what was published behind the stretch, or begin one; False if it takes entries."""
@@ -211,7 +234,7 @@ class PagingQueue(Proxy):
         elif stretch.last() >= plain.keys[0]:
             return False
         stretch.add(plain)
-        self._charge(sum(map(len, plain.rows)) + ENTRY_OVERHEAD_BYTES * len(plain))
+        self._charge(plain.row_bytes + ENTRY_OVERHEAD_BYTES * len(plain.keys))
         return True
 
     def _is_backlog(self, entries: Sequence[Entry]) -> bool:
@@ -434,71 +457,47 @@ class PagingQueue(Proxy):
         self._bytes += size_bytes
         self.budget.charge(size_bytes)
 
-    def _rows(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Rows on disk from `start` to the end of the sub-queue, persistent and spilled ones in one order."""
-        end = prefix_range(self._prefix)[1]
-        kept = self._store.scan(Family.MESSAGES, start, end)
-        if not self._has_spilled:
-            return kept
-        return merge(kept, self._store.scan(Family.TRANSIENT, start, end))
+    def _rows(self, start: bytes) -> Iterator[Row]:
+        return on_disk.scan(self._store, self._prefix, start, spilled=self._has_spilled)
 
-    def _entries(self, rows: list[tuple[bytes, bytes]]) -> list[Entry]:
-        """Entries of rows on disk; which of them are spilled ones is asked only where there are some."""
-        entries = read_entries(rows)
-        if self._has_spilled:
-            spilled = self._store.get_many(Family.TRANSIENT, [e.key for e in entries])
-            for entry, row in zip(entries, spilled, strict=True):
-                if row is not None:
-                    entry.flags |= TRANSIENT | SPILLED
-        return entries
+    def _entries(self, rows: list[Row]) -> list[Entry]:
+        return on_disk.entries(self._store, rows, spilled=self._has_spilled)
 
-    def _read_ahead(self, wanted: int) -> bool:
-        """Fill the window from disk; False if there is nothing more."""
+    def _read_ahead(self, wanted: int, *, in_calls: bool = False) -> bool:
+        """Fill the window from disk; False if there is nothing more. `in_calls`: so many are wanted by each call."""
         if self._cursor is None:
             return False
         limits = self._limits
         count_max = min(max(limits.read_ahead, wanted), limits.resident_max)
+        if in_calls and wanted < count_max:
+            count_max -= count_max % wanted
         bytes_max = min(limits.read_ahead_bytes, max(1, self._share_bytes(), self.budget.room_bytes()))
         while self._cursor is not None:
-            rows, more = self._next_rows(self._cursor, count_max, bytes_max, wanted)
-            self._cursor = rows[-1][0] + b"\0" if more else None
-            if self._take_in(rows):
+            pieces, more = self._next_pieces(self._cursor, count_max, bytes_max, wanted)
+            self._cursor = pieces[-1].keys[-1] + b"\0" if more else None
+            took = [self._take_in(piece) for piece in pieces]
+            if True in took:
                 return True
         return bool(self._returned)
 
-    def _next_rows(
-        self, start: bytes, count_max: int, bytes_max: int, wanted: int
-    ) -> tuple[list[tuple[bytes, bytes]], bool]:
-        """Rows from `start` on, at least one, and whether there may be more."""
-        end = prefix_range(self._prefix)[1]
-        assert end is not None, "a length-prefixed name is never all 0xff"
-        if not self._has_spilled:
-            count_max = min(count_max, max(wanted, bytes_max // ENTRY_OVERHEAD_BYTES))
-            return read_rows(self._store, Family.MESSAGES, start, end, count_max, bytes_max)
-        chunk_max = READ_CHUNK if bytes_max > 1 else wanted
-        rows: list[tuple[bytes, bytes]] = []
-        size_bytes = 0
-        scan = self._rows(start)
-        while len(rows) < count_max and size_bytes < bytes_max:
-            asked = min(chunk_max, count_max - len(rows))
-            chunk = list(islice(scan, asked))
-            rows += chunk
-            size_bytes += sum([len(row) for _, row in chunk]) + ENTRY_OVERHEAD_BYTES * len(chunk)
-            if len(chunk) < asked:
-                return rows, False
-        return rows, True
+    def _next_pieces(self, start: bytes, count_max: int, bytes_max: int, wanted: int) -> tuple[list[Piece], bool]:
+        return on_disk.pieces(self._store, self._prefix, start, count_max, bytes_max, wanted, spilled=self._has_spilled)
 
-    def _take_in(self, rows: list[tuple[bytes, bytes]]) -> bool:
+    def _take_in(self, piece: Piece) -> bool:
         """Add rows behind what is in memory; False if all of them are leased."""
-        free = self._leased.free(rows)
-        if not free:
+        keys, rows, sizes = piece
+        held = set(self._leased.held_among(keys))
+        if held:
+            free = [number for number in range(len(keys)) if number not in held]
+            keys, rows, sizes = [keys[n] for n in free], [rows[n] for n in free], [sizes[n] for n in free]
+        if not keys:
             return False
         if not self._window and not self._has_spilled:
-            plain = read_plain(free)
+            plain = read_plain(keys, rows, sizes)
             if plain is not None and self._append_columns(plain):
                 return True
         self._unfold()
-        self.budget.charge(self.take_in(self._entries(free), self._cursor))
+        self.budget.charge(self.take_in(self._entries(list(zip(keys, rows, strict=True))), self._cursor))
         return True
 
     def _row(self, entry: Entry) -> bytes:

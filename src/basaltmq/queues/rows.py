@@ -93,19 +93,17 @@ def read_entries(found: Sequence[tuple[bytes, bytes]]) -> list[Entry]:
     return entries if len(entries) == len(found) else _read_any(found)
 
 
-def read_plain(found: Sequence[tuple[bytes, bytes]]) -> Plain | None:
+def read_plain(keys: list[bytes], rows: list[bytes], row_sizes: list[int]) -> Plain | None:
     """Rows on disk as columns, if there is nothing to say of any of them but its size."""
-    size = HEAD.size
-    keys = [key for key, _ in found]
-    rows = [row for _, row in found]
-    if not [row for row in rows if not row.startswith(_PLAIN)]:
-        return Plain(keys, rows, [length - size for length in map(len, rows)])
-    if min(map(len, rows)) < size:
+    # What begins like the least and like the greatest of them, all of them begin with.
+    if min(rows).startswith(_PLAIN) and max(rows).startswith(_PLAIN):
+        return Plain(keys, rows, row_sizes, less=HEAD.size, row_bytes=sum(row_sizes))
+    if min(row_sizes) < HEAD.size:
         return None
     looks = list(map(_LOOK.unpack_from, rows))
     if [layout for layout, attempts, expires_ns, _ in looks if layout != LAYOUT or attempts or expires_ns]:
         return None
-    return Plain(keys, rows, [payload_bytes for _, _, _, payload_bytes in looks])
+    return Plain(keys, rows, [payload_bytes for _, _, _, payload_bytes in looks], row_bytes=sum(row_sizes))
 
 
 def _read_any(found: Sequence[tuple[bytes, bytes]]) -> list[Entry]:
@@ -167,8 +165,16 @@ def weighted_rows(
     ]
 
 
-def plain_rows(payloads: Sequence[bytes], expires_ns: int, properties: Sequence[bytes] | None = None) -> list[bytes]:
-    """Rows of messages that have a payload and properties and nothing else, at a quarter of the cost of one by one."""
+def plain_rows(
+    payloads: Sequence[bytes],
+    expires_ns: int,
+    properties: Sequence[bytes] | None = None,
+    sizes: Sequence[int] | None = None,
+) -> list[bytes]:
+    """Rows of messages that have a payload and properties and nothing else, at a quarter of the cost of one by one.
+
+    `sizes` are those of the payloads, where somebody has them.
+    """
     start = HEAD.pack(LAYOUT, 0, 0, 1, 0, expires_ns, 0, 0, 0)[: -_SIZE.size]
     if properties is not None:
         start = start[: -_SIZE.size]
@@ -177,11 +183,11 @@ def plain_rows(payloads: Sequence[bytes], expires_ns: int, properties: Sequence[
             start + pack(len(own), len(payload)) + own + payload
             for own, payload in zip(properties, payloads, strict=True)
         ]
-    sizes = set(map(len, payloads))
-    if len(sizes) == 1:
-        head = start + _SIZE.pack(*sizes)
+    different = set(map(len, payloads) if sizes is None else sizes)
+    if len(different) == 1:
+        head = start + _SIZE.pack(*different)
         return [head + payload for payload in payloads]
-    heads = {size: start + _SIZE.pack(size) for size in sizes}
+    heads = {size: start + _SIZE.pack(size) for size in different}
     return [heads[len(payload)] + payload for payload in payloads]
 
 

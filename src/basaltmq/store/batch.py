@@ -66,6 +66,9 @@ class Batch:
     def __len__(self) -> int:
         return len(self._ops) + sum([len(columns.keys) for columns in self._columns])
 
+    def __bool__(self) -> bool:
+        return bool(self._ops or self._columns)
+
     def put(self, family: Family, key: bytes, value: bytes) -> None:
         self._ops.append((PUT, family, key, value))
 

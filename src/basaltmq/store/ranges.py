@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Protocol, TypeAlias, cast
+from operator import itemgetter
+from typing import Final, NamedTuple, Protocol, TypeAlias, cast
 
 from basaltmq.store.api import Reader
 from basaltmq.store.families import Family
@@ -18,36 +19,61 @@ Row: TypeAlias = tuple[bytes, bytes]
 Range: TypeAlias = tuple[bytes, bytes, int]
 """The first key, the one behind the last, and how many rows of it are wanted."""
 
+_KEY: Final = itemgetter(0)
+_VALUE: Final = itemgetter(1)
+
+
+class Piece(NamedTuple):
+    """Rows as columns, as many in one as the reader asked for: nobody makes an object of each, or counts them again."""
+
+    keys: list[bytes]
+    values: list[bytes]
+    sizes: list[int]
+    """Bytes of the values."""
+
+    def add(self, rows: Sequence[Row]) -> int:
+        """Take rows in behind those there are; the bytes of their values."""
+        values = list(map(_VALUE, rows))
+        sizes = list(map(len, values))
+        self.keys.extend(map(_KEY, rows))
+        self.values.extend(values)
+        self.sizes.extend(sizes)
+        return sum(sizes)
+
 
 class RangeReader(Protocol):
     """A store that reads in bulk."""
 
-    def read_rows(
-        self, family: Family, start: bytes, end: bytes, rows_max: int, bytes_max: int
-    ) -> tuple[list[Row], bool]: ...
+    def read_pieces(
+        self, family: Family, start: bytes, end: bytes, rows_max: int, bytes_max: int, piece_rows: int
+    ) -> tuple[list[Piece], bool]: ...
 
     def read_ranges(self, family: Family, ranges: Sequence[Range], bytes_max: int) -> list[list[Row] | None]: ...
 
 
-def read_rows(
-    store: Reader, family: Family, start: bytes, end: bytes, rows_max: int, bytes_max: int
-) -> tuple[list[Row], bool]:
-    """The first rows of a range, up to `rows_max`, and whether there may be more.
+def read_pieces(
+    store: Reader, family: Family, start: bytes, end: bytes, rows_max: int, bytes_max: int, piece_rows: int
+) -> tuple[list[Piece], bool]:
+    """The first rows of a range, up to `rows_max`, in pieces of `piece_rows`, and whether there may be more.
 
-    Reading ends with the row that reaches `bytes_max`, or a few rows later.
+    No piece is empty, and only the last is shorter. Reading ends with the row whose value reaches `bytes_max`, or a few
+    rows later.
     """
     reader = _reader(store)
     if reader is not None:
-        return reader.read_rows(family, start, end, rows_max, bytes_max)
-    rows: list[Row] = []
+        return reader.read_pieces(family, start, end, rows_max, bytes_max, piece_rows)
+    pieces: list[Piece] = []
     scan = iter(store.scan(family, start, end))
-    while len(rows) < rows_max and bytes_max > 0:
+    for _ in range(rows_max):
+        if bytes_max <= 0:
+            break
         row = next(scan, None)
         if row is None:
-            return rows, False
-        rows.append(row)
-        bytes_max -= len(row[0]) + len(row[1])
-    return rows, True
+            return pieces, False
+        if not pieces or len(pieces[-1].keys) == piece_rows:
+            pieces.append(Piece([], [], []))
+        bytes_max -= pieces[-1].add([row])
+    return pieces, True
 
 
 def read_ranges(store: Reader, family: Family, ranges: Sequence[Range], bytes_max: int) -> list[list[Row] | None]:

@@ -53,6 +53,7 @@ from basaltmq.store.directory import MARKER, read_marker
 from basaltmq.store.families import Family
 from basaltmq.store.forks import in_child, never_free
 from basaltmq.store.options import StoreOptions
+from basaltmq.store.ranges import Piece
 from basaltmq.store.rocks_cursor import SKIPPED_MAX, Cursor, RocksSnapshot, Run
 from basaltmq.store.rocks_errors import translate
 from basaltmq.store.seals import Sealer
@@ -146,9 +147,9 @@ class RocksStore:
             cursor = self._cursor(family, reading)
         return cursor.scan_once(start, end, reverse=reverse)
 
-    def read_rows(
-        self, family: Family, start: bytes, end: bytes, rows_max: int, bytes_max: int
-    ) -> tuple[list[tuple[bytes, bytes]], bool]:
+    def read_pieces(
+        self, family: Family, start: bytes, end: bytes, rows_max: int, bytes_max: int, piece_rows: int
+    ) -> tuple[list[Piece], bool]:
         """The first rows of a range, and whether there may be more (ranges.py)."""
         if start >= end or rows_max < 1:
             self.require_open()
@@ -163,15 +164,19 @@ class RocksStore:
                 raise self._meaning(error) from error
             self._cursors.add(run)
         try:
-            rows, more = run.read(rows_max, bytes_max)
+            pieces, more = run.read(rows_max, bytes_max, piece_rows)
         finally:
             run.close()
         if more:
-            return rows, True
+            return pieces, True
         # A run also ends where a block is damaged, and does not say so.
-        begin = rows[-1][0] + b"\0" if rows else start
-        rest = list(islice(self.scan(family, begin, end), rows_max - len(rows)))
-        return rows + rest, len(rows) + len(rest) >= rows_max
+        begin = pieces[-1].keys[-1] + b"\0" if pieces else start
+        done = sum([len(piece.keys) for piece in pieces])
+        rest = list(islice(self.scan(family, begin, end), rows_max - done))
+        if rest:
+            pieces.append(Piece([], [], []))
+            pieces[-1].add(rest)
+        return pieces, done + len(rest) >= rows_max
 
     def read_ranges(
         self, family: Family, ranges: Sequence[tuple[bytes, bytes, int]], bytes_max: int
@@ -210,8 +215,7 @@ class RocksStore:
             self._require_writable()
             if not batch:
                 return
-            native = self._native(batch)
-            size_bytes = native.size_in_bytes()
+            native, size_bytes = self._native(batch)
             error: Exception | None = None
             try:
                 self._db.write(native, options)
@@ -222,7 +226,8 @@ class RocksStore:
         if self._wrote is not None:
             self._wrote(size_bytes)
 
-    def _native(self, batch: Batch) -> WriteBatch:
+    def _native(self, batch: Batch) -> tuple[WriteBatch, int]:
+        """A batch as RocksDB takes it, and its bytes."""
         native = WriteBatch(raw_mode=True)
         ops, columns = batch.parts()
         try:
@@ -241,11 +246,10 @@ class RocksStore:
                 self._add_ops(native, ops[done:] if done else ops)
         except Exception as error:
             raise InvalidArgumentError(f"a batch takes keys and values of type bytes only: {error}") from error
-        if native.size_in_bytes() > BATCH_BYTES_MAX:
-            raise LimitExceededError(
-                f"a batch of {native.size_in_bytes()} bytes is over the limit of {BATCH_BYTES_MAX}; split it"
-            )
-        return native
+        size_bytes = native.size_in_bytes()
+        if size_bytes > BATCH_BYTES_MAX:
+            raise LimitExceededError(f"a batch of {size_bytes} bytes is over the limit of {BATCH_BYTES_MAX}; split it")
+        return native, size_bytes
 
     def _add_ops(self, native: WriteBatch, ops: list[Operation]) -> None:
         put = native.put
@@ -280,7 +284,7 @@ class RocksStore:
             with self._lock:
                 self._require_writable()
                 # A batch that was refused is consumed all the same.
-                native = self._native(batch)
+                native, _ = self._native(batch)
                 try:
                     self._db.write(native, options)
                     return

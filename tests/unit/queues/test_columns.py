@@ -27,38 +27,53 @@ def is_plain(plane: QueuePlane, queue: str, token: int) -> bool:
 
 def columns(first: int, count: int) -> Plain:
     numbers = range(first, first + count)
-    return Plain([b"k%03d" % n for n in numbers], [b"r%d" % n for n in numbers], list(numbers))
+    plain = Plain([b"k%04d" % n for n in numbers], [b"r%d" % n for n in numbers], [n + 9 for n in numbers], less=9)
+    plain.ids = [b"%04d" % n for n in numbers]
+    return plain
 
 
-def test_a_stretch_gives_what_was_added_in_order_however_it_is_cut() -> None:
+@pytest.mark.parametrize("count_taken", [1, 5, 64, 200])
+def test_a_stretch_gives_what_was_added_in_order_however_it_is_cut(count_taken: int) -> None:
     stretch = Stretch()
     seen: list[tuple[bytes, bytes, int]] = []
     added = 0
-    for count in (7, 1, 30, 2):
-        stretch.add(columns(added, count))
+    for count in (7, 1, 30, 2, 100, 3, 2500, 64, 63, 63, 1):
+        plain = columns(added, count)
+        before = [list(plain.keys), list(plain.rows), list(plain.sizes)]
+        stretch.add(plain)
         added += count
-        assert stretch.last() == b"k%03d" % (added - 1)
-        assert stretch.first() == b"k%03d" % len(seen)
-        taken = stretch.take(5)
+        assert len(stretch) == added - len(seen)
+        assert stretch.last() == b"k%04d" % (added - 1)
+        assert stretch.first() == b"k%04d" % len(seen)
+        taken = stretch.take(count_taken)
         seen += zip(taken.keys, taken.rows, taken.sizes, strict=True)
+        # What was handed over is somebody else's too.
+        assert [plain.keys, plain.rows, plain.sizes] == before
     while len(stretch):
-        taken = stretch.take(3)
+        taken = stretch.take(count_taken)
         assert taken.size_bytes == sum(taken.sizes)
+        assert taken.row_bytes == sum(map(len, taken.rows))
+        assert taken.ids == [key[-4:] for key in taken.keys]
         seen += zip(taken.keys, taken.rows, taken.sizes, strict=True)
     whole = columns(0, added)
     assert seen == list(zip(whole.keys, whole.rows, whole.sizes, strict=True))
+
+
+def read(rows: list[bytes]) -> Plain | None:
+    return read_plain([b"%d" % number for number in range(len(rows))], rows, list(map(len, rows)))
 
 
 def test_rows_are_columns_only_if_there_is_nothing_to_say_of_any_of_them() -> None:
     plain = plain_rows([b"", b"abc"], 0)
     with_properties = plain_rows([b"abcd"], 0, [b"properties"])
     weighted = weighted_rows([b"x" * 9], 0, [b""], [7])
-    found = read_plain([(b"%d" % n, row) for n, row in enumerate([*plain, *with_properties, *weighted])])
+    found = read([*plain, *with_properties, *weighted])
     assert found is not None
     assert found.sizes == [0, 3, 4, 9]
     assert found.size_bytes == 16
     for other in (plain_rows([b"x"], 99)[0], wrap(plain[0], 0), b"\x01"):
-        assert read_plain([(b"0", plain[0]), (b"1", other)]) is None
+        assert read([plain[0], other]) is None
+        assert read([other, plain[0]]) is None
 
 
 @pytest.mark.spec("C7")
@@ -180,3 +195,40 @@ def test_memory_is_given_back_for_what_is_taken_as_columns(plane: QueuePlane, ma
     assert len(plane.lease(queue, 7)) == 6
     assert plane._shared.budget.used_bytes == 0
     assert backing.info().sub_queues == 0
+
+
+@pytest.mark.spec("E2")
+def test_a_queue_that_is_full_keeps_its_head_in_memory_and_leaves_the_rest_to_the_disk(
+    planes: Planes, store: TestStore
+) -> None:
+    plane = planes.open(paging=PagingLimits(resident_max=250, read_ahead=100))
+    plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
+    for number in range(10):
+        plane.enqueue("q", [b"%d" % each for each in range(100 * number, 100 * number + 100)])
+    assert plane._loaded.require("q").backing.resident_len() == 200
+    seen: list[bytes] = []
+    for count in (1, 100, 100, 7, 300, 100, 500):
+        held = plane.lease("q", count)
+        assert is_plain(plane, "q", held[0].token)
+        seen += [each.payload for each in held]
+    assert seen == [b"%d" % each for each in range(1000)]
+
+
+@pytest.mark.spec("C7")
+@pytest.mark.promise("P3")
+def test_what_is_leased_as_columns_is_not_read_again_from_the_disk(planes: Planes) -> None:
+    plane = planes.open(paging=PagingLimits(resident_max=100, read_ahead=10))
+    plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
+    for number in range(0, 200, 2):
+        plane.enqueue("q", [b"%d" % number, b"%d" % (number + 1)])
+    tokens = [plane.lease("q", 2)[0].token for _ in range(70)]
+    assert plane.stats("q")["leased"] == 140
+    # Everything from the first of these on is read again, with most of the leases between them.
+    for token in (tokens[10], tokens[69]):
+        plane.release("q", token)
+    plane._loaded.require("q").backing.shrink()
+    rest: list[bytes] = []
+    while held := plane.lease("q", 9):
+        rest += [each.payload for each in held]
+    assert rest == [b"20", b"21", *[b"%d" % number for number in range(138, 200)]]
+    assert plane.stats("q")["leased"] == 200

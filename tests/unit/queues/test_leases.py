@@ -20,6 +20,7 @@ from basaltmq.queues.leases import (
     decode_lease_call,
     encode_lease_call,
 )
+from basaltmq.queues.plain import Plain
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
@@ -42,6 +43,26 @@ def test_a_lease_row_says_what_was_leased(
     decoded, found = decode_lease_call(queue, token, encode_lease_call(call, len(lp(queue))))
     assert found == keys
     assert (decoded.token, decoded.consumer, decoded.leased_ns, decoded.expires_ns) == (token, consumer, 7, expires_ns)
+
+
+@pytest.mark.spec("C2", "C7")
+@given(st.sampled_from(["", "a", "é"]), st.lists(st.binary(min_size=16, max_size=16), min_size=1, unique=True))
+def test_a_lease_row_of_columns_says_the_same_whether_they_came_in_one_call_or_not(sub: str, ids: list[bytes]) -> None:
+    ids.sort()
+    sizes = [1] * len(ids)
+    one_call = [message_key("q", sub, 5, each) for each in ids]
+    two_calls = [*one_call, *[message_key("q", sub, 6, each) for each in ids]]
+    rows: list[bytes] = []
+    for keys, all_ids in ((one_call, ids), (two_calls, ids + ids)):
+        call = LeaseCall(1, "c", 7, 8, {}, Plain(keys, [], sizes * (len(keys) // len(ids))), all_ids)
+        rows.append(encode_lease_call(call, len(lp("q"))))
+        decoded, found = decode_lease_call("q", 1, rows[-1])
+        assert found == keys
+        assert (decoded.consumer, decoded.leased_ns, decoded.expires_ns) == ("c", 7, 8)
+    assert [row[0] for row in rows] == [2, 1]
+    for cut in (1, 15):
+        with pytest.raises(CorruptionError):
+            decode_lease_call("q", 1, rows[0][:-cut])
 
 
 def test_transient_messages_are_not_in_the_row() -> None:

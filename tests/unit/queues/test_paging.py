@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from tests.unit.queues.conftest import TestStore
 
@@ -25,8 +27,8 @@ class Leased:
     def has_key(self, key: bytes) -> bool:
         return key in self.keys
 
-    def free(self, rows: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        return [row for row in rows if row[0] not in self.keys]
+    def held_among(self, keys: Sequence[bytes]) -> list[int]:
+        return [number for number, key in enumerate(keys) if key in self.keys]
 
     def paged_out(self, entry: Entry) -> None:
         raise AssertionError("nothing of these tests came back to a queue")

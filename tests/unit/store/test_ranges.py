@@ -14,7 +14,7 @@ from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.memory import MemoryStore
 from basaltmq.store.open import open_store
-from basaltmq.store.ranges import read_ranges, read_rows
+from basaltmq.store.ranges import Piece, Row, read_pieces, read_ranges
 from basaltmq.store.rocks_cursor import RUN_ROWS, Run
 
 
@@ -66,6 +66,12 @@ def test_a_range_among_many_deleted_rows_is_left_out_and_those_behind_it_are_rea
     store.close()
 
 
+def rows_of(pieces: list[Piece]) -> list[Row]:
+    assert all(piece.keys for piece in pieces)
+    assert all(piece.sizes == list(map(len, piece.values)) for piece in pieces)
+    return [row for piece in pieces for row in zip(piece.keys, piece.values, strict=True)]
+
+
 @pytest.mark.promise("P8")
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_in_bulk_are_those_of_a_scan(tmp_path: Path, seed: int) -> None:
@@ -84,11 +90,15 @@ def test_rows_in_bulk_are_those_of_a_scan(tmp_path: Path, seed: int) -> None:
                 if each is memory
                 else list(store.scan(Family.MESSAGES, start, end))
             )
-            rows, more = read_rows(each, Family.MESSAGES, start, end, most, 1 << 20)
+            piece = chance.randrange(1, 90)
+            pieces, more = read_pieces(each, Family.MESSAGES, start, end, most, 1 << 20, piece)
+            rows = rows_of(pieces)
             assert rows == whole[:most]
             assert more or len(rows) == len(whole)
             assert not more or len(rows) == most
-            few, more = read_rows(each, Family.MESSAGES, start, end, most, 50)
+            assert [len(each.keys) for each in pieces[:-1]] == [piece] * (len(pieces) - 1)
+            pieces, more = read_pieces(each, Family.MESSAGES, start, end, most, 50, piece)
+            few = rows_of(pieces)
             assert few == whole[: len(few)]
             assert more or len(few) == len(whole)
             assert len(few) <= RUN_ROWS + 2
@@ -110,7 +120,7 @@ def test_rows_in_bulk_do_not_end_silently_where_a_table_is_damaged(tmp_path: Pat
     table.write_bytes(raw)
     store = open_store(tmp_path / "s")
     with pytest.raises(CorruptionError):
-        read_rows(store, Family.MESSAGES, b"", b"\xff", 5000, 1 << 30)
+        read_pieces(store, Family.MESSAGES, b"", b"\xff", 5000, 1 << 30, 100)
     store.close()
 
 
@@ -124,4 +134,4 @@ def test_a_run_that_is_closed_under_its_reader_says_so() -> None:
     run = Run(Open(), iter([(b"k", b"v")]))
     run.close()
     with pytest.raises(StoreClosedError):
-        run.read(1, 1)
+        run.read(1, 1, 1)
