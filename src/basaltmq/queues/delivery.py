@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 from struct import Struct
-from typing import Final
+from typing import Final, overload
 
 import msgspec
 
@@ -72,3 +74,39 @@ class Delivery(msgspec.Struct, gc=False, frozen=True):
         if self.marks & PRIORITY:
             message.fairness_key = rows.split_sub_queue(message.fairness_key)[1]
         return message
+
+
+class Deliveries(Sequence[Delivery]):
+    """Messages of one lease of which there is nothing to say but what is in their rows: columns, in key order, and a
+    delivery for each when somebody looks at one. The columns are never changed."""
+
+    __slots__ = ("_made", "ids", "keys", "rows", "token")
+
+    def __init__(self, token: int, ids: list[bytes], keys: list[bytes], rows: list[bytes]) -> None:
+        self.token = token
+        self.ids = ids
+        self.keys = keys
+        self.rows = rows
+        self._made: list[Delivery] | None = None
+
+    def _all(self) -> list[Delivery]:
+        if self._made is None:
+            self._made = list(map(Delivery, self.ids, repeat(self.token), self.keys, self.rows))
+        return self._made
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @overload
+    def __getitem__(self, index: int) -> Delivery: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Delivery]: ...
+
+    def __getitem__(self, index: int | slice) -> Delivery | Sequence[Delivery]:
+        if isinstance(index, int) and self._made is None:
+            return Delivery(self.ids[index], self.token, self.keys[index], self.rows[index])
+        return self._all()[index]
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return iter(self._all())

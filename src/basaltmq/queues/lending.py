@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from basaltmq.queues.backing import APART, RETURNED, SPILLED, TRANSIENT, Entry
 from basaltmq.queues.change import Change
-from basaltmq.queues.delivery import PRIORITY, REDELIVERED, Delivery
+from basaltmq.queues.delivery import PRIORITY, REDELIVERED, Deliveries, Delivery
 from basaltmq.queues.leases import LeaseCall
 from basaltmq.queues.lifecycle import Kind
 from basaltmq.queues.plain import Plain
@@ -41,7 +41,7 @@ def take_plain(queue: Queue, change: Change, count: int, size_bytes_max: int | N
     return plain
 
 
-def lend_plain(queue: Queue, change: Change, plain: Plain, consumer: str, visibility_ms: int | None) -> list[Delivery]:
+def lend_plain(queue: Queue, change: Change, plain: Plain, consumer: str, visibility_ms: int | None) -> Deliveries:
     """Hand columns out."""
     token = queue.shared.tokens.next()
     ids = plain.ids
@@ -49,9 +49,8 @@ def lend_plain(queue: Queue, change: Change, plain: Plain, consumer: str, visibi
         ids = plain.ids = [key[-16:] for key in plain.keys]
     expires_ns = queue.lease_until(change.now_ns, visibility_ms)
     _begin(queue, change, LeaseCall(token, consumer, change.now_ns, expires_ns, {}, plain.without_rows(), ids))
-    deliveries = list(map(Delivery, ids, repeat(token), plain.keys, plain.rows))
     queue.shared.events.note(change, Kind.LEASED, queue, plain, consumer, tried=True)
-    return deliveries
+    return Deliveries(token, ids, plain.keys, plain.rows)
 
 
 def lend(

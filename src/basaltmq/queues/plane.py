@@ -312,19 +312,15 @@ class QueuePlane:
         """Up to `count` ready messages, leased; waits up to `wait_ms` for the first. `visibility_ms` 0 lasts until
         it is released or the plane is opened again. With `size_bytes_max` the first message, of whatever size, and
         those behind it that fit: nothing beyond is read into memory."""
-        if count < 1:
-            raise InvalidArgumentError(f"a lease is for 1 message or more, not {count}")
-        if visibility_ms is not None:
-            check_visibility(visibility_ms)
         until_s = time.monotonic() + wait_ms / 1000
         while True:
             with self._lock:
-                deliveries = self._changes.do(
-                    lambda change: self._queue(name).lease(change, count, consumer, visibility_ms, size_bytes_max)
+                deliveries = self.lease_ready(
+                    name, count, consumer=consumer, visibility_ms=visibility_ms, size_bytes_max=size_bytes_max
                 )
                 left_s = until_s - time.monotonic()
                 if deliveries or left_s <= 0:
-                    return deliveries
+                    return list(deliveries)
                 waiter = Waiter()
                 number = self._waiters.add(name, waiter.wake)
             try:
@@ -334,6 +330,25 @@ class QueuePlane:
             finally:
                 with self._lock:
                     self._waiters.remove(name, number)
+
+    def lease_ready(
+        self,
+        name: str,
+        count: int,
+        *,
+        consumer: str = "",
+        visibility_ms: int | None = None,
+        size_bytes_max: int | None = None,
+    ) -> Sequence[Delivery]:
+        """The same without waiting, as columns where that is what they are: whoever does not look at messages one by
+        one is spared an object for each."""
+        if count < 1:
+            raise InvalidArgumentError(f"a lease is for 1 message or more, not {count}")
+        if visibility_ms is not None:
+            check_visibility(visibility_ms)
+        return self._changes.do(
+            lambda change: self._queue(name).lease(change, count, consumer, visibility_ms, size_bytes_max)
+        )
 
     def _tell_of_wait(self) -> None:
         with self._lock:

@@ -279,7 +279,7 @@ class Queue:
         consumer: str,
         visibility_ms: int | None = None,
         size_bytes_max: int | None = None,
-    ) -> list[Delivery]:
+    ) -> Sequence[Delivery]:
         """Hand out up to `count` ready messages, the first and what fits beside it into `size_bytes_max`."""
         count = min(count, LEASE_MAX, self.leases.room())
         plain = lending.take_plain(self, change, count, size_bytes_max)

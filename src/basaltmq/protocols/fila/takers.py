@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -184,12 +184,14 @@ class Takers:
         self._loop = loop
         self._lines: dict[str, _Line] = {}
 
-    def take_ready(self, queue: str, count: int, *, consumer: str, visibility_ms: int | None = None) -> list[Delivery]:
+    def take_ready(
+        self, queue: str, count: int, *, consumer: str, visibility_ms: int | None = None
+    ) -> Sequence[Delivery]:
         """Up to `count` messages, leased, if there are some and nobody waits whose turn is before."""
         line = self._lines.get(queue)
         if line is not None and line.has_unloaded():
             return []
-        return self._plane.lease(queue, count, consumer=consumer, visibility_ms=visibility_ms)
+        return self._plane.lease_ready(queue, count, consumer=consumer, visibility_ms=visibility_ms)
 
     async def take(
         self,

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from basaltmq.protocols.basalt_grpc.lease_answer import lease_answer
 from basaltmq.protocols.grpc.varints import varint
 from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.queues.delivery import Deliveries
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.commit import GroupCommit
@@ -39,10 +40,12 @@ def test_the_answer_says_what_was_enqueued(drafts: list[Draft | bytes], has_prio
         ids = plane.enqueue("q", drafts, durability=Durability.WRITTEN)
         if has_failed:
             plane.nack("q", plane.lease("q", 100)[0].token)
-        found = plane.lease("q", 100)
+        found = plane.lease_ready("q", 100)
         answer = wire.LeaseResponse.FromString(lease_answer(found, 30_000))
+        one_by_one = wire.LeaseResponse.FromString(lease_answer(list(found), 30_000))
         messages = [each.message() for each in found]
     commit.close()
+    assert answer == one_by_one
     assert (answer.token, answer.visibility_ms) == (found[0].token, 30_000)
     assert {each.id for each in answer.messages} == set(ids)
     sent = dict(zip(ids, drafts, strict=True))
@@ -54,6 +57,27 @@ def test_the_answer_says_what_was_enqueued(drafts: list[Draft | bytes], has_prio
         assert got.fairness_key == whole.fairness_key
         assert (got.weight, got.attempts) == (whole.weight, int(has_failed))
         assert (got.priority, got.enqueued_ns) == (message.priority, message.enqueued_ns)
+
+
+@pytest.mark.parametrize("sizes", [(10, 10, 10), (10, 300, 10), (0, 0), (5,)])
+def test_the_answer_to_columns_makes_no_delivery(sizes: tuple[int, ...]) -> None:
+    store = MemoryStore()
+    commit = GroupCommit(store)
+    with QueuePlane(store, commit) as plane:
+        plane.create(QueueConfig(name="q"))
+        payloads = [bytes([number]) * size for number, size in enumerate(sizes)]
+        plane.enqueue("q", payloads, durability=Durability.WRITTEN)
+        found = plane.lease_ready("q", 100)
+        assert type(found) is Deliveries
+        answer = wire.LeaseResponse.FromString(lease_answer(found, 1))
+        assert found._made is None
+        assert [each.payload for each in answer.messages] == payloads
+        assert [each.payload for each in found] == payloads
+        assert [each.id for each in answer.messages] == [each.id for each in found]
+        assert found[-1] == list(found)[-1]
+        assert list(found[1:]) == list(found)[1:]
+        assert plane.ack("q", found[0].token, [each.id for each in found]) == len(sizes)
+    commit.close()
 
 
 def test_messages_that_differ_in_key_or_time_only_are_told_apart() -> None:
