@@ -13,15 +13,18 @@ from basaltmq.ids import ID_BYTES
 from basaltmq.protocols.basalt_grpc.attendances import Attendance, Attendances
 from basaltmq.protocols.basalt_grpc.drafts import drafts_of
 from basaltmq.protocols.basalt_grpc.lease_answer import lease_answer
+from basaltmq.protocols.basalt_grpc.payloads import payloads_of
 from basaltmq.protocols.basalt_grpc.produce import Produce
 from basaltmq.protocols.fila.access import Caller
-from basaltmq.protocols.fila.calls import Calls, queue_name
+from basaltmq.protocols.fila.calls import Calls, queue_name, read
 from basaltmq.protocols.fila.desk import Desk
 from basaltmq.protocols.fila.takers import Takers
 from basaltmq.protocols.fila.tick import Tick
 from basaltmq.protocols.grpc.methods import Method
+from basaltmq.protocols.http2.events import Chunk
 from basaltmq.queues.config import DURATION_MS_MAX
 from basaltmq.queues.delivery import Delivery
+from basaltmq.queues.draft import Draft
 from basaltmq.queues.leases import LEASE_MAX
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.wire import basalt_pb2 as wire
@@ -59,7 +62,7 @@ class QueuesService:
     def methods(self, calls: Calls) -> dict[str, Method]:
         produce = Produce(self._tick, self._desk)
         return {
-            "EnqueueBatch": calls.unary(wire.EnqueueBatchRequest, self.enqueue_batch, _enqueued),
+            "EnqueueBatch": calls.unary_of_bytes(self.enqueue_batch, _enqueued),
             "Produce": calls.both_streams(wire.ProduceRequest, produce.run),
             "Lease": calls.unary(wire.LeaseRequest, self.lease),
             "AckBatch": calls.unary(wire.AckBatchRequest, self.ack_batch),
@@ -73,12 +76,22 @@ class QueuesService:
         """End attendances and polls."""
         self._closing.set()
 
-    def enqueue_batch(self, request: wire.EnqueueBatchRequest, caller: Caller) -> asyncio.Future[list[bytes]]:
-        queue = queue_name(request.queue)
+    def enqueue_batch(self, raw: Chunk, caller: Caller) -> asyncio.Future[list[bytes]]:
+        plain = payloads_of(raw)
+        if plain is not None:
+            name, payloads = plain
+            return self._enqueue(name, lambda: payloads, caller)
+        request = read(wire.EnqueueBatchRequest, raw)
+        return self._enqueue(request.queue, lambda: drafts_of(request), caller)
+
+    def _enqueue(
+        self, name: str, drafts: Callable[[], Sequence[Draft | bytes]], caller: Caller
+    ) -> asyncio.Future[list[bytes]]:
+        queue = queue_name(name)
         caller.require("produce", queue)
         self._desk.check(queue)
         self._desk.require_room()
-        return self._tick.enqueue(queue, drafts_of(request))
+        return self._tick.enqueue(queue, drafts())
 
     def lease(self, request: wire.LeaseRequest, caller: Caller) -> bytes | Coroutine[Any, Any, bytes]:
         queue = queue_name(request.queue)

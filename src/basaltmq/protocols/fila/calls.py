@@ -16,6 +16,7 @@ from basaltmq.errors import InvalidArgumentError
 from basaltmq.protocols.fila.access import Access, Caller
 from basaltmq.protocols.grpc.call import Call
 from basaltmq.protocols.grpc.methods import Answer, AnswerStream, BothStreams, Unary
+from basaltmq.protocols.http2.events import Chunk
 
 CALLERS_MAX: Final = 16
 """Callers remembered for one connection: clients have one key, proxies some."""
@@ -37,10 +38,20 @@ class Calls:
         """One request, one answer; `encode` makes it of the result of a handler's future."""
 
         def handle(raw: bytes, call: Call) -> Answer:
-            reply = handler(_read(request, raw), self._caller(call))
+            reply = handler(read(request, raw), self._caller(call))
             return reply.SerializeToString() if isinstance(reply, Message) else reply
 
         return Unary(handle, encode or _serialized)
+
+    def unary_of_bytes(
+        self, handler: Callable[[Chunk, Caller], asyncio.Future[Any]], encode: Callable[[Any], bytes]
+    ) -> Unary:
+        """The same for a handler that reads the request itself, and does not keep it."""
+
+        def handle(raw: Chunk, call: Call) -> Answer:
+            return handler(raw, self._caller(call))
+
+        return Unary(handle, encode, takes_views=True)
 
     def answer_stream(
         self, request: type[Q], handler: Callable[[Q, Caller], AsyncGenerator[bytes, None]]
@@ -48,7 +59,7 @@ class Calls:
         """One request, many answers, which the handler encodes itself."""
 
         async def handle(raw: bytes, call: Call) -> AsyncGenerator[bytes, None]:
-            answers = handler(_read(request, raw), self._caller(call))
+            answers = handler(read(request, raw), self._caller(call))
             try:
                 async for answer in answers:
                     yield answer
@@ -63,7 +74,7 @@ class Calls:
         """Many requests, many answers."""
 
         async def handle(asked: AsyncIterator[bytes], call: Call) -> AsyncGenerator[bytes, None]:
-            requests = (_read(request, each) async for each in asked)
+            requests = (read(request, each) async for each in asked)
             answers = handler(requests, self._caller(call))
             try:
                 async for answer in answers:
@@ -91,9 +102,10 @@ def _serialized(answer: Message | bytes) -> bytes:
     return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
 
-def _read(request: type[Q], raw: bytes) -> Q:
+def read(request: type[Q], raw: Chunk) -> Q:
+    """A request; InvalidArgumentError if the bytes are none."""
     try:
-        return request.FromString(raw)
+        return request.FromString(bytes(raw))
     except DecodeError:
         raise InvalidArgumentError(f"the bytes of the request are no {request.DESCRIPTOR.name}") from None
 
