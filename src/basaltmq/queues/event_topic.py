@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 from basaltmq.errors import BasaltError, InvalidConfigError, TopicExistsError
@@ -117,17 +119,15 @@ class EventWriter:
     def _append(self, blocks: list[bytes]) -> None:
         if self._streams.topics.find(TOPIC) is None:
             self._create()
+        whole = b"".join(blocks)
+        ends = list(accumulate(map(len, blocks)))
         records: list[Record] = []
-        some: list[bytes] = []
-        size_bytes = 0
-        for block in blocks:
-            some.append(block)
-            size_bytes += len(block)
-            if size_bytes >= RECORD_BYTES:
-                records.append(Record(b"".join(some)))
-                some, size_bytes = [], 0
-        if some:
-            records.append(Record(b"".join(some)))
+        begin = 0
+        while begin < len(whole):
+            # A record ends where a block does, with the first that fills it.
+            end = ends[min(bisect_left(ends, begin + RECORD_BYTES), len(ends) - 1)]
+            records.append(Record(whole[begin:end]))
+            begin = end
         self._streams.drivers.append_batch(TOPIC, records, durability=Durability.WRITTEN)
 
     def _create(self) -> None:

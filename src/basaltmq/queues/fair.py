@@ -242,12 +242,11 @@ class FairQueue(Proxy):
 
         def fetch(sub: str, most: int) -> tuple[int, bool]:
             nonlocal charged
-            found, cost_bytes, more = subs[sub].take_turn(most)
-            taken.extend(found)
+            count, cost_bytes, more = subs[sub].take_turn(most, taken)
             charged += cost_bytes
             if not more:
                 del subs[sub]
-            return len(found), more
+            return count, more
 
         self._scheduler.deliver(count, fetch, prepare)
         self._budget.charge(-charged)
@@ -275,7 +274,8 @@ class FairQueue(Proxy):
     def _read_ahead(self, turns: list[tuple[str, int]]) -> None:
         """Read for many sub-queues whose turns are next, if one of those that have theirs is on disk."""
         subs = self._subs
-        due = {sub: place for sub, most in turns if (place := subs[sub].to_read(most)) is not None}
+        paged = [turn for turn in turns if subs[turn[0]].cursor is not None]
+        due = {sub: place for sub, most in paged if (place := subs[sub].to_read(most)) is not None}
         if not due:
             return
         places = dict(due)

@@ -237,6 +237,7 @@ class FairScheduler:
             if not turns:
                 break
             at = 0
+            lighter: dict[_Group, int] = {}
             try:
                 if prepare is not None:
                     prepare(turns)
@@ -250,13 +251,19 @@ class FairScheduler:
                         entry = entries.get(key)
                         if entry is not None and entry.in_front is not None:
                             del entries[key]
-                            self._unlink(entry)
+                            self._detach(entry)
+                            group = entry.group
+                            lighter[group] = lighter.get(group, 0) - entry.weight
                     elif got < most:
                         self.give_back(key, most - got)
             except BaseException:
                 for key, most in turns[at:]:
                     self.give_back(key, most)
                 raise
+            finally:
+                # A class is weighed once for all the keys that left it.
+                for group, change in lighter.items():
+                    self._weigh(group, change)
         return count - left
 
     def _take_alone(self, group: _Group, count: int, turns: dict[str, int]) -> int:
@@ -315,6 +322,11 @@ class FairScheduler:
         self._ready_count += 1
 
     def _unlink(self, entry: _Entry) -> None:
+        self._detach(entry)
+        self._weigh(entry.group, -entry.weight)
+
+    def _detach(self, entry: _Entry) -> None:
+        """Take a key out of its ring; the class is to be weighed without it."""
         group = entry.group
         before, behind = entry.in_front, entry.behind
         assert before is not None
@@ -326,7 +338,6 @@ class FairScheduler:
             if group.head is entry:
                 group.head = behind
         entry.in_front = entry.behind = None
-        self._weigh(group, -entry.weight)
         self._ready_count -= 1
 
     def _weigh(self, group: _Group, change: int) -> None:

@@ -178,7 +178,7 @@ def encode_lease_call(call: LeaseCall, queue_bytes: int) -> bytes:
         # They are in order: what the first and the last have in common, all have.
         if plain.keys[-1].startswith(head):
             alike = _HEAD.pack(LAYOUT_ALIKE, call.expires_ns, call.leased_ns, len(consumer))
-            return b"".join((alike, consumer, head[queue_bytes:], *call.ids))
+            return b"".join((alike, consumer, head[queue_bytes:], plain.id_bytes()))
     parts = [_HEAD.pack(LAYOUT, call.expires_ns, call.leased_ns, len(consumer)), consumer]
     if plain is not None:
         parts += [key[queue_bytes:] for key in plain.keys]

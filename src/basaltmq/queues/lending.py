@@ -44,9 +44,9 @@ def take_plain(queue: Queue, change: Change, count: int, size_bytes_max: int | N
 def lend_plain(queue: Queue, change: Change, plain: Plain, consumer: str, visibility_ms: int | None) -> Deliveries:
     """Hand columns out."""
     token = queue.shared.tokens.next()
+    plain.id_bytes()
     ids = plain.ids
-    if ids is None:
-        ids = plain.ids = [key[-16:] for key in plain.keys]
+    assert ids is not None, "whoever has their bytes has them"
     expires_ns = queue.lease_until(change.now_ns, visibility_ms)
     _begin(queue, change, LeaseCall(token, consumer, change.now_ns, expires_ns, {}, plain.without_rows(), ids))
     queue.shared.events.note(change, Kind.LEASED, queue, plain, consumer, tried=True)

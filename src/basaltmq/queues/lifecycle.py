@@ -49,10 +49,15 @@ ATTEMPTS: Final = 1
 PRIORITIES: Final = 2
 ALIKE: Final = 4
 
+HEADS_MAX: Final = 1024
+"""Beginnings of blocks that are kept: some hundred bytes each."""
+
 _SIZE: Final = Struct(">I")
 _HEAD_SIZE: Final = Struct(">H")
 _HEAD: Final = Struct(">BBBQIH")
 _WHOLE_HEAD: Final = Struct(">IBBBQIH")
+_AT_NS: Final = Struct(">IBBB").size
+"""Where in a block its moment is."""
 _PLACE_BYTES: Final = 24
 _ID_BYTES: Final = 16
 
@@ -101,13 +106,39 @@ def encode_block(
     return b"".join((head, name, messages, attempts))
 
 
-def encode_alike(kind: int, at_ns: int, consumer: str, head: bytes, ids: Sequence[bytes]) -> bytes:
-    """A block of messages whose keys begin with `head` and end with these ids."""
-    messages = b"".join(ids)
-    name = lp(consumer)[2:]
-    size = _HEAD.size + len(name) + _HEAD_SIZE.size + len(head) + len(messages)
-    whole_head = _WHOLE_HEAD.pack(size, LAYOUT, kind, ALIKE, at_ns, len(ids), len(name))
-    return b"".join((whole_head, name, _HEAD_SIZE.pack(len(head)), head, messages))
+class BlockEncoder:
+    """Encodes blocks of one message, or of messages that came in one call. What is the same from block to block is made
+    once: events of one message at a time are told by the hundred thousand."""
+
+    def __init__(self) -> None:
+        self._heads: dict[tuple[int, str, int, int], tuple[bytes, bytes]] = {}
+
+    def encode_one(self, kind: int, at_ns: int, consumer: str, key: bytes) -> bytes:
+        """A block of the message with this key."""
+        known = self._heads.get((kind, consumer, len(key), 0))
+        if known is None:
+            known = self._make(kind, consumer, len(key), 0)
+        return b"".join((known[0], at_ns.to_bytes(8, "big"), known[1], key))
+
+    def encode_alike(self, kind: int, at_ns: int, consumer: str, head: bytes, id_bytes: bytes) -> bytes:
+        """A block of messages whose keys begin with `head` and end with these ids, one behind the other."""
+        known = self._heads.get((kind, consumer, len(head), len(id_bytes)))
+        if known is None:
+            known = self._make(kind, consumer, len(head), len(id_bytes))
+        return b"".join((known[0], at_ns.to_bytes(8, "big"), known[1], head, id_bytes))
+
+    def _make(self, kind: int, consumer: str, head_bytes: int, id_bytes: int) -> tuple[bytes, bytes]:
+        """What is before the moment and behind it, up to the messages."""
+        name = lp(consumer)[2:]
+        head_size = _HEAD_SIZE.pack(head_bytes) if id_bytes else b""
+        size = _HEAD.size + len(name) + len(head_size) + head_bytes + id_bytes
+        flags, count = (ALIKE, id_bytes // _ID_BYTES) if id_bytes else (0, 1)
+        whole = _WHOLE_HEAD.pack(size, LAYOUT, kind, flags, 0, count, len(name))
+        if len(self._heads) == HEADS_MAX:
+            self._heads.clear()
+        made = whole[:_AT_NS], whole[_AT_NS + 8 :] + name + head_size
+        self._heads[kind, consumer, head_bytes, id_bytes] = made
+        return made
 
 
 def decode_events(value: bytes) -> Iterator[Event]:

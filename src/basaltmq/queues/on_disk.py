@@ -25,7 +25,7 @@ READ_CHUNK: Final = 32
 
 def scan(store: Store, prefix: bytes, start: bytes, *, spilled: bool) -> Iterator[Row]:
     """Rows from `start` to the end of the sub-queue."""
-    end = _end(prefix)
+    end = end_of(prefix)
     kept = store.scan(Family.MESSAGES, start, end)
     return merge(kept, store.scan(Family.TRANSIENT, start, end)) if spilled else kept
 
@@ -51,7 +51,7 @@ def pieces(
     if not spilled:
         count_max = min(count_max, max(wanted, bytes_max // ENTRY_OVERHEAD_BYTES))
         piece_rows = wanted if wanted >= SMALL else count_max
-        return read_pieces(store, Family.MESSAGES, start, _end(prefix), count_max, bytes_max, piece_rows)
+        return read_pieces(store, Family.MESSAGES, start, end_of(prefix), count_max, bytes_max, piece_rows)
     chunk_max = READ_CHUNK if bytes_max > 1 else wanted
     piece = Piece([], [], [])
     rows = scan(store, prefix, start, spilled=True)
@@ -64,7 +64,8 @@ def pieces(
     return [piece], True
 
 
-def _end(prefix: bytes) -> bytes:
+def end_of(prefix: bytes) -> bytes:
+    """The key behind the last a sub-queue can have."""
     end = prefix_range(prefix)[1]
     assert end is not None, "a length-prefixed name is never all 0xff"
     return end

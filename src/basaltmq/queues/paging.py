@@ -37,7 +37,6 @@ from basaltmq.queues.rows import read_plain
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import prefix_range
 from basaltmq.store.ranges import Piece, Range, Row
 
 __all__ = ["RESIDENT_BYTES_MIN", "MemoryBudget", "PagingLimits", "PagingQueue"]
@@ -56,7 +55,6 @@ class PagingQueue(Proxy):
 
     __slots__ = (
         "_bytes",
-        "_cursor",
         "_gone",
         "_has_spilled",
         "_leased",
@@ -67,6 +65,7 @@ class PagingQueue(Proxy):
         "_stretch",
         "_window",
         "budget",
+        "cursor",
     )
 
     def __init__(
@@ -90,7 +89,8 @@ class PagingQueue(Proxy):
         self._stretch: Stretch | None = None
         self._returned: list[tuple[bytes, Entry]] = []
         self._gone: set[bytes] | frozenset[bytes] = NOTHING
-        self._cursor: bytes | None = None if known_empty else head or prefix
+        self.cursor: bytes | None = None if known_empty else head or prefix
+        """The first key that is on disk only; None if memory has all."""
         self._bytes = 0
         self._has_spilled = False
 
@@ -128,7 +128,7 @@ class PagingQueue(Proxy):
             if self._returned or self._gone or self._window:
                 return None
             stretch = self._stretch
-            if stretch is not None and (self._cursor is None or len(stretch) >= count):
+            if stretch is not None and (self.cursor is None or len(stretch) >= count):
                 return self._take_columns(stretch, count)
             if stretch is None:
                 if not self._read_ahead(count, in_calls=True):
@@ -139,9 +139,9 @@ class PagingQueue(Proxy):
 
     def _take_rest(self, wanted: int) -> None:
         """Read what a call is short of."""
-        assert self._cursor is not None, "there is more on disk"
-        pieces, more = self._next_pieces(self._cursor, wanted, self._limits.read_ahead_bytes, wanted)
-        self._cursor = pieces[-1].keys[-1] + b"\0" if more else None
+        assert self.cursor is not None, "there is more on disk"
+        pieces, more = self._next_pieces(self.cursor, wanted, self._limits.read_ahead_bytes, wanted)
+        self.cursor = pieces[-1].keys[-1] + b"\0" if more else None
         for piece in pieces:
             self._take_in(piece)
 
@@ -170,7 +170,7 @@ class PagingQueue(Proxy):
         """The first message in memory, if nothing on disk comes before it."""
         self._unfold()
         while self._returned or self._window:
-            returned, window, cursor = self._returned, self._window, self._cursor
+            returned, window, cursor = self._returned, self._window, self.cursor
             if returned and (not window or returned[0][0] < window[0].key):
                 if cursor is not None and returned[0][0] >= cursor:
                     return None
@@ -198,16 +198,16 @@ class PagingQueue(Proxy):
         if self._is_backlog(entries):
             # They are on disk, and are read when it is their turn.
             return
-        if self._cursor is None and isinstance(entries, Plain):
+        if self.cursor is None and isinstance(entries, Plain):
             if self._is_full(entries):
-                self._cursor = entries.keys[0]
+                self.cursor = entries.keys[0]
                 return
             if self._append_columns(entries):
                 self._limit()
                 return
         self._unfold()
         window = self._window
-        if self._cursor is None and entries and (not window or window[-1].key < entries[0].key):
+        if self.cursor is None and entries and (not window or window[-1].key < entries[0].key):
             window.extend(entries)
             self._charge(sum([len(e.row) for e in entries]) + ENTRY_OVERHEAD_BYTES * len(entries))
         else:
@@ -239,11 +239,11 @@ class PagingQueue(Proxy):
 
     def _is_backlog(self, entries: Sequence[Entry]) -> bool:
         """Persistent messages that nobody had, behind the cursor, in order."""
-        if self._cursor is None or not entries:
+        if self.cursor is None or not entries:
             return False
         if isinstance(entries, Plain):
-            return not entries.flags and entries.keys[0] >= self._cursor
-        return entries[0].key >= self._cursor and not [e for e in entries if e.flags]
+            return not entries.flags and entries.keys[0] >= self.cursor
+        return entries[0].key >= self.cursor and not [e for e in entries if e.flags]
 
     def _limit(self) -> None:
         limits = self._limits
@@ -267,13 +267,13 @@ class PagingQueue(Proxy):
         for entry in entries:
             if entry.flags & SPILLED:
                 self._has_spilled = True
-            if self._cursor is not None and entry.key >= self._cursor:
+            if self.cursor is not None and entry.key >= self.cursor:
                 if entry.flags & TRANSIENT and not entry.flags & SPILLED:
                     homeless.append(entry)
                 elif entry.flags & RETURNED:
                     self._leased.paged_out(entry)
                 continue
-            if entry.row and self._cursor is None and (not self._window or self._window[-1].key < entry.key):
+            if entry.row and self.cursor is None and (not self._window or self._window[-1].key < entry.key):
                 self._window.append(entry)
             else:
                 heappush(self._returned, (entry.key, entry))
@@ -289,7 +289,7 @@ class PagingQueue(Proxy):
 
     def forget(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
-            if self._cursor is None or entry.key < self._cursor or self._in_heap(entry):
+            if self.cursor is None or entry.key < self.cursor or self._in_heap(entry):
                 self._gone |= {entry.key}
 
     def _in_heap(self, entry: Entry) -> bool:
@@ -302,7 +302,7 @@ class PagingQueue(Proxy):
         self._stretch = None
         self._returned.clear()
         self._gone = NOTHING
-        self._cursor = None
+        self.cursor = None
 
     def block(self, sub: str) -> None:
         raise AssertionError("a queue of one sub-queue is blocked by not asking it")
@@ -325,7 +325,7 @@ class PagingQueue(Proxy):
     def head(self) -> Entry | None:
         while True:
             self._unfold()
-            returned, window, cursor = self._returned, self._window, self._cursor
+            returned, window, cursor = self._returned, self._window, self.cursor
             if returned and (not window or returned[0][0] < window[0].key):
                 entry, blocked = returned[0][1], cursor is not None and returned[0][0] >= cursor
             elif window:
@@ -346,43 +346,53 @@ class PagingQueue(Proxy):
         if following is not None:
             self._place([following])
 
-    def take_turn(self, most: int) -> tuple[list[Entry], int, bool]:
-        """Fetch up to `most`; what they cost in memory, for the caller to charge, and whether there is more.
+    def take_turn(self, most: int, taken: list[Entry]) -> tuple[int, int, bool]:
+        """Fetch up to `most` to the end of `taken`: how many, what they cost in memory, for the caller to charge, and
+        whether there is more.
 
         A queue of many fairness keys spends its time here, so the common case makes no call.
         """
         if self._stretch is not None:
             self._unfold()
         window = self._window
-        if self._returned or self._gone or (len(window) < most and (self._cursor is not None or not window)):
-            taken = self.fetch(most)
-            return taken, 0, len(taken) == most and self.head() is not None
+        count = len(window)
+        if self._returned or self._gone or (count < most and self.cursor is not None) or not count:
+            found = self.fetch(most)
+            taken += found
+            return len(found), 0, len(found) == most and self.head() is not None
+        if count <= most and self.cursor is None:
+            # All there is, at the cost of all there is.
+            taken += window
+            cost_bytes, self._window, self._bytes = self._bytes, [], 0
+            return count, cost_bytes, False
         if most == 1:
-            taken = [window.pop(0)]
-            cost_bytes = len(taken[0].row) + ENTRY_OVERHEAD_BYTES
+            entry = window.pop(0)
+            taken.append(entry)
+            cost_bytes = len(entry.row) + ENTRY_OVERHEAD_BYTES
         else:
-            taken = window[:most]
+            some = window[:most]
+            taken += some
             del window[:most]
-            cost_bytes = sum([len(e.row) for e in taken]) + ENTRY_OVERHEAD_BYTES * len(taken)
+            cost_bytes = sum([len(e.row) for e in some]) + ENTRY_OVERHEAD_BYTES * most
         self._bytes -= cost_bytes
-        return taken, cost_bytes, bool(window) or (self._cursor is not None and self.head() is not None)
+        return most, cost_bytes, bool(window) or (self.cursor is not None and self.head() is not None)
 
     def to_read(self, most: int) -> Range | None:
         """What of the disk is to be read for a turn of `most`; None if memory has it, or not in this way.
 
         One row more than the turn takes, which says whether there are more.
         """
-        self._unfold()
-        if self._cursor is None or len(self._window) > most or self._has_spilled:
+        if self.cursor is None or self._has_spilled:
             return None
-        end = prefix_range(self._prefix)[1]
-        assert end is not None, "a length-prefixed name is never all 0xff"
-        return self._cursor, end, most + 1 - len(self._window)
+        self._unfold()
+        if len(self._window) > most:
+            return None
+        return self.cursor, on_disk.end_of(self._prefix), most + 1 - len(self._window)
 
     def take_in(self, entries: list[Entry], cursor: bytes | None) -> int:
         """Somebody read on for this queue, from the cursor to another one: these, without what is leased. What they
         cost in memory, for the caller to charge."""
-        self._cursor = cursor
+        self.cursor = cursor
         self._window += entries
         cost_bytes = sum([len(e.row) for e in entries]) + ENTRY_OVERHEAD_BYTES * len(entries)
         self._bytes += cost_bytes
@@ -396,8 +406,8 @@ class PagingQueue(Proxy):
         firsts = [entry.key for entry in self._window[:1]] + [key for key, _ in self._returned[:1]]
         if self._stretch is not None:
             firsts.append(self._stretch.first())
-        if self._cursor is not None:
-            firsts.append(self._cursor)
+        if self.cursor is not None:
+            firsts.append(self.cursor)
         return min((key[at : at + 8] for key in firsts), default=None)
 
     def forget_returned(self) -> None:
@@ -413,8 +423,8 @@ class PagingQueue(Proxy):
         """Messages that wait; those on disk are looked for until `count_max` is reached."""
         here = {e.key for e in self._in_memory()} - self._gone
         count = len(here)
-        if self._cursor is not None:
-            for key, _ in self._rows(self._cursor):
+        if self.cursor is not None:
+            for key, _ in self._rows(self.cursor):
                 if count >= count_max:
                     break
                 if key not in here and key not in self._gone and not self._leased.has_key(key):
@@ -430,9 +440,9 @@ class PagingQueue(Proxy):
 
     def browse(self, after: bytes, count: int) -> list[Entry]:
         here = {e.key: e for e in self._in_memory() if e.key > after and e.key not in self._gone}
-        if self._cursor is not None:
-            below = sum(key < self._cursor for key in here)
-            for row in self._rows(max(self._cursor, after + b"\0")):
+        if self.cursor is not None:
+            below = sum(key < self.cursor for key in here)
+            for row in self._rows(max(self.cursor, after + b"\0")):
                 if below >= count:
                     break
                 if not self._leased.has_key(row[0]):
@@ -445,7 +455,7 @@ class PagingQueue(Proxy):
         return True
 
     def info(self) -> Info:
-        return Info(self.resident_len(), self._bytes, self._cursor is not None, self._has_spilled)
+        return Info(self.resident_len(), self._bytes, self.cursor is not None, self._has_spilled)
 
     def _in_memory(self) -> Iterator[Entry]:
         self._unfold()
@@ -465,16 +475,16 @@ class PagingQueue(Proxy):
 
     def _read_ahead(self, wanted: int, *, in_calls: bool = False) -> bool:
         """Fill the window from disk; False if there is nothing more. `in_calls`: so many are wanted by each call."""
-        if self._cursor is None:
+        if self.cursor is None:
             return False
         limits = self._limits
         count_max = min(max(limits.read_ahead, wanted), limits.resident_max)
         if in_calls and wanted < count_max:
             count_max -= count_max % wanted
         bytes_max = min(limits.read_ahead_bytes, max(1, self._share_bytes(), self.budget.room_bytes()))
-        while self._cursor is not None:
-            pieces, more = self._next_pieces(self._cursor, count_max, bytes_max, wanted)
-            self._cursor = pieces[-1].keys[-1] + b"\0" if more else None
+        while self.cursor is not None:
+            pieces, more = self._next_pieces(self.cursor, count_max, bytes_max, wanted)
+            self.cursor = pieces[-1].keys[-1] + b"\0" if more else None
             took = [self._take_in(piece) for piece in pieces]
             if True in took:
                 return True
@@ -497,7 +507,7 @@ class PagingQueue(Proxy):
             if plain is not None and self._append_columns(plain):
                 return True
         self._unfold()
-        self.budget.charge(self.take_in(self._entries(list(zip(keys, rows, strict=True))), self._cursor))
+        self.budget.charge(self.take_in(self._entries(list(zip(keys, rows, strict=True))), self.cursor))
         return True
 
     def _row(self, entry: Entry) -> bytes:
@@ -530,7 +540,7 @@ class PagingQueue(Proxy):
             if entry.flags & RETURNED:
                 self._leased.paged_out(entry)
         lowest = min(e.key for e in dropped)
-        if self._cursor is None or lowest < self._cursor:
+        if self.cursor is None or lowest < self.cursor:
             self._lower_cursor(lowest)
 
     def _shrink_returned(self, count: int, size_bytes: int) -> list[Entry]:
@@ -546,7 +556,7 @@ class PagingQueue(Proxy):
 
     def _lower_cursor(self, cursor: bytes) -> None:
         """Everything at or above `cursor` is read from disk from here on; what memory has of it is let go."""
-        self._cursor = cursor
+        self.cursor = cursor
         while self._window and self._window[-1].key >= cursor:
             entry = self._window.pop()
             self._charge(-entry.cost_bytes())

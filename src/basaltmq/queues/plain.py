@@ -26,7 +26,19 @@ LARGE: Final = 1024
 class Plain(Sequence[Entry]):
     """Entries that have their flags and their expiry in common, in key order. The columns are never changed."""
 
-    __slots__ = ("_entries", "_less", "_sizes", "expires_ns", "flags", "ids", "keys", "row_bytes", "rows", "size_bytes")
+    __slots__ = (
+        "_entries",
+        "_id_bytes",
+        "_less",
+        "_sizes",
+        "expires_ns",
+        "flags",
+        "ids",
+        "keys",
+        "row_bytes",
+        "rows",
+        "size_bytes",
+    )
 
     def __init__(
         self,
@@ -54,7 +66,16 @@ class Plain(Sequence[Entry]):
         self.row_bytes = sum(map(len, rows)) if row_bytes is None else row_bytes
         self.ids: list[bytes] | None = None
         """Of all messages, where somebody had them."""
+        self._id_bytes = b""
         self._entries: list[Entry] | None = None
+
+    def id_bytes(self) -> bytes:
+        """All ids, one behind the other: what a lease's row and events say of them."""
+        if not self._id_bytes:
+            if self.ids is None:
+                self.ids = [key[-16:] for key in self.keys]
+            self._id_bytes = b"".join(self.ids)
+        return self._id_bytes
 
     @property
     def sizes(self) -> list[int]:
@@ -75,7 +96,7 @@ class Plain(Sequence[Entry]):
     def without_rows(self) -> Plain:
         """The same messages, their rows on disk only."""
         without = Plain(self.keys, [], self._sizes, self.flags, self.expires_ns, less=self._less, row_bytes=0)
-        without.ids = self.ids
+        without.ids, without._id_bytes = self.ids, self._id_bytes
         return without
 
     def part(self, begin: int, end: int) -> Plain:

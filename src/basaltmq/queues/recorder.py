@@ -10,7 +10,6 @@ Noting happens under the plane's lock; taking, from any one thread.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from basaltmq.errors import InvalidConfigError
 from basaltmq.queues import rows
 from basaltmq.queues.change import Change
-from basaltmq.queues.lifecycle import PRIORITIES, Kind, encode_alike, encode_block
+from basaltmq.queues.lifecycle import PRIORITIES, BlockEncoder, Kind, encode_block
 from basaltmq.queues.message import LAYOUT
 from basaltmq.queues.plain import Plain
 
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
 WAITING_BYTES_MAX: Final = 16 << 20
 """Blocks that wait: half a million events, some seconds of a busy plane."""
 
-FLUSH_BYTES: Final = 256 << 10
-"""From here on somebody should come and take them: a good size for one append."""
+FLUSH_BYTES: Final = 512 << 10
+"""From here on somebody should come and take them: what an append costs is spread over some ten thousand events."""
 
 _HEAD_BYTES: Final = 6
 """Layout, priority and attempts at the beginning of a message's row."""
@@ -103,7 +102,10 @@ class Recorder:
         self._waiting_bytes_max = waiting_bytes_max
         self._on_first = on_first
         self._on_full = on_full
-        self._blocks: deque[tuple[bytes, int]] = deque()
+        self._encoder = BlockEncoder()
+        self._blocks: list[bytes] = []
+        self._counts: list[int] = []
+        """Events of each block."""
         self._added_bytes = 0
         self._taken_bytes = 0
         self.recorded = 0
@@ -128,7 +130,8 @@ class Recorder:
     ) -> None:
         """Tell of messages when the change is written."""
         if isinstance(messages, Plain):
-            self._note_plain(change, kind, messages, consumer)
+            if messages.keys:
+                self._note_plain(change, kind, messages, consumer)
             return
         if self._cut is not None:
             cut = self._cut
@@ -151,30 +154,32 @@ class Recorder:
 
     def _note_plain(self, change: Change, kind: Kind, plain: Plain, consumer: str) -> None:
         """The same of columns: no queue with priorities has them, and none of them failed before."""
-        keys, ids = plain.keys, plain.ids
+        keys = plain.keys
+        if len(keys) == 1 and self._cut is None:
+            block = self._encoder.encode_one(kind, change.now_ns, consumer, keys[0])
+            change.after(partial(self._add, block, 1))
+            return
         if self._cut is not None:
             cut = self._cut
-            keys, ids = [key for key in keys if key[-2:] < cut], None
-        if not keys:
-            return
+            keys = [key for key in keys if key[-2:] < cut]
+            if not keys:
+                return
         head = keys[0][:-_ID_BYTES]
         # They are in order: what the first and the last have in common, all have.
-        if ids is not None and keys[-1].startswith(head):
-            block = encode_alike(kind, change.now_ns, consumer, head, ids)
+        if len(keys) == len(plain.keys) and keys[-1].startswith(head):
+            block = self._encoder.encode_alike(kind, change.now_ns, consumer, head, plain.id_bytes())
         else:
             block = encode_block(kind, 0, change.now_ns, consumer, keys)
         change.after(partial(self._add, block, len(keys)))
 
     def take(self) -> tuple[list[bytes], int]:
         """Everything that waits, and how many events that are."""
-        blocks: list[bytes] = []
-        events = 0
-        while self._blocks:
-            block, count = self._blocks.popleft()
-            blocks.append(block)
-            events += count
+        # Each step is whole for other threads: what comes meanwhile comes behind these. Counts are added first.
+        count = len(self._blocks)
+        blocks, counts = self._blocks[:count], self._counts[:count]
+        del self._blocks[:count], self._counts[:count]
         self._taken_bytes += sum(map(len, blocks))
-        return blocks, events
+        return blocks, sum(counts)
 
     def _add(self, block: bytes, events: int) -> None:
         before = self._added_bytes - self._taken_bytes
@@ -182,7 +187,8 @@ class Recorder:
         if after > self._waiting_bytes_max:
             self.dropped += events
             return
-        self._blocks.append((block, events))
+        self._counts.append(events)
+        self._blocks.append(block)
         self._added_bytes += len(block)
         self.recorded += events
         if before == 0:

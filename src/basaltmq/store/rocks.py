@@ -156,13 +156,7 @@ class RocksStore:
             return [], start < end
         reading = ReadOptions()
         reading.set_iterate_upper_bound(end)
-        with self._lock:
-            self.require_open()
-            try:
-                run = Run(self, self._families[family].items(from_key=start, read_opt=reading))  # type: ignore[arg-type]
-            except Exception as error:
-                raise self._meaning(error) from error
-            self._cursors.add(run)
+        run = self._run(family, start, reading)
         try:
             pieces, more = run.read(rows_max, bytes_max, piece_rows)
         finally:
@@ -188,12 +182,29 @@ class RocksStore:
         reading = ReadOptions()
         reading.set_iterate_upper_bound(ranges[-1][1])
         reading.set_max_skippable_internal_keys(SKIPPED_MAX)
+        run = self._run(family, ranges[0][0], reading)
+        try:
+            found, bytes_max = run.read_ranges(ranges, bytes_max)
+        finally:
+            run.close()
+        if len(found) == len(ranges) or bytes_max <= 0:
+            return [*found]
         with self._lock:
             cursor = self._cursor(family, reading)
         try:
-            return cursor.read_ranges(ranges, bytes_max)
+            return [*found, *cursor.read_ranges(ranges[len(found) :], bytes_max)]
         finally:
             cursor.close()
+
+    def _run(self, family: Family, start: bytes, reading: ReadOptions) -> Run:
+        with self._lock:
+            self.require_open()
+            try:
+                run = Run(self, self._families[family].items(from_key=start, read_opt=reading))  # type: ignore[arg-type]
+            except Exception as error:
+                raise self._meaning(error) from error
+            self._cursors.add(run)
+            return run
 
     def snapshot(self, *families: Family) -> RocksSnapshot:
         with self._lock:

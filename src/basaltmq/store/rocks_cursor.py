@@ -39,6 +39,9 @@ RUN_ROWS: Final = 50
 """Rows of a run between two looks at their size: a row of the queues has 4 KiB as a rule, and 2 MiB at most. A piece of
 the usual hundred takes two."""
 
+WASTED_MAX: Final = 8
+"""Rows between two ranges that a run reads in vain: beyond that a seek is cheaper."""
+
 SKIPPED_MAX: Final = 4096
 """Deleted rows stepped over between two rows, where many ranges are read in one pass: half a millisecond."""
 
@@ -236,6 +239,38 @@ class Run:
                         return pieces, False
                 pieces.append(piece)
         return pieces, True
+
+    def read_ranges(
+        self, ranges: Sequence[tuple[bytes, bytes, int]], bytes_max: int
+    ) -> tuple[list[list[tuple[bytes, bytes]]], int]:
+        """The first rows of ranges that ascend, as long as they are neighbours and it is known that each is whole; and
+        what is left of `bytes_max`. A cursor goes on from there."""
+        found: list[list[tuple[bytes, bytes]]] = []
+        with self._lock:
+            if self._items is None:
+                self._owner.require_open()
+                raise StoreClosedError("the store was closed while it was read")
+            following = iter(ranges)
+            start, end, rows_max = next(following)
+            rows: list[tuple[bytes, bytes]] = []
+            wasted = 0
+            for row in self._items:
+                key = row[0]
+                while key >= end:
+                    found.append(rows)
+                    following_range = next(following, None)
+                    if following_range is None or bytes_max <= 0:
+                        return found, bytes_max
+                    start, end, rows_max = following_range
+                    rows, wasted = [], 0
+                if key < start or len(rows) == rows_max:
+                    wasted += 1
+                    if wasted > WASTED_MAX:
+                        break
+                    continue
+                rows.append(row)
+                bytes_max -= len(key) + len(row[1])
+        return found, bytes_max
 
     def close(self) -> None:
         with self._lock:

@@ -48,13 +48,13 @@ def test_events_come_to_the_topic_by_themselves_and_survive_closing(tmp_path: Pa
 def test_many_events_are_written_before_the_moment_is_over(tmp_path: Path) -> None:
     with open_with(tmp_path, gather_s=3600) as db:
         queue = db.queue("q", durability="written")
-        for _ in range(5):
+        for _ in range(8):
             queue.enqueue([b""] * 5000)
         until(lambda: db.event_counters()["written"] >= 5000)
         assert db.event_counters()["dropped"] == 0
         assert len(list(db.topic(TOPIC).read())) < 30
     with basaltmq.open(tmp_path / "data") as db:
-        assert len(events(db)) == 25_000
+        assert len(events(db)) == 40_000
 
 
 def test_a_topic_that_cannot_be_written_costs_events_and_nothing_else(

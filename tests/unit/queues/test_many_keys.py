@@ -207,7 +207,7 @@ def test_those_whose_turn_it_is_are_read_together_even_where_a_pass_ends_before_
 
     def counted(queue: PagingQueue, wanted: int) -> bool:
         nonlocal alone
-        alone += queue._cursor is not None
+        alone += queue.cursor is not None
         return read_ahead(queue, wanted)
 
     monkeypatch.setattr(PagingQueue, "_read_ahead", counted)

@@ -9,7 +9,7 @@ from tests.unit.queues.conftest import MS, START_NS, Clock, TestStore, settle
 
 from basaltmq.errors import CorruptionError, InvalidConfigError, StoreStalledError
 from basaltmq.queues.draft import Draft
-from basaltmq.queues.lifecycle import Event, Kind, decode_events, encode_alike, encode_block
+from basaltmq.queues.lifecycle import BlockEncoder, Event, Kind, decode_events, encode_block
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.recorder import FLUSH_BYTES, Recorder
 from basaltmq.store.keys import message_key
@@ -112,16 +112,16 @@ def test_what_finds_no_room_is_dropped_and_counted_and_the_queue_goes_on(plane: 
         on_full=lambda: calls.append("full"),
     )
     plane.record_events(recorder)
-    for _ in range(200):
-        plane.enqueue("q", [b""] * 100)
+    for _ in range(400):
+        plane.enqueue("q", [b""] * 200)
     assert calls == ["first", "full"]
     assert recorder.dropped > 0
-    assert recorder.recorded + recorder.dropped == 20_000
+    assert recorder.recorded + recorder.dropped == 80_000
     assert recorder.waiting_bytes <= FLUSH_BYTES + 4000
     assert len(told(recorder)) == recorder.recorded
     plane.enqueue("q", [b""])
     assert calls == ["first", "full", "first"]
-    assert plane.stats("q")["ready"] == 20_001
+    assert plane.stats("q")["ready"] == 80_001
 
 
 def test_a_sample_tells_the_whole_life_of_some_messages(plane: QueuePlane, make: Make) -> None:
@@ -163,10 +163,20 @@ def test_damage_is_named_and_an_empty_value_has_no_events() -> None:
 
 def test_messages_that_differ_by_their_ids_are_told_by_them() -> None:
     keys = [message_key("q", "k", 7, bytes(15) + b"%d" % number) for number in range(3)]
-    block = encode_alike(Kind.LEASED, 5, "c", keys[0][:-16], [key[-16:] for key in keys])
-    one_by_one = encode_block(Kind.LEASED, 0, 5, "c", keys)
+    ids = [key[-16:] for key in keys]
+    encoder = BlockEncoder()
+    for kind, at_ns, consumer, count in (
+        (Kind.ACKED, 6, "c", 3),
+        (Kind.LEASED, 5, "", 3),
+        (Kind.LEASED, 4, "c", 1),
+        (Kind.LEASED, 5, "c", 3),
+        (Kind.LEASED, 5, "c", 3),
+    ):
+        block = encoder.encode_alike(kind, at_ns, consumer, keys[0][:-16], b"".join(ids[:count]))
+        one_by_one = encode_block(kind, 0, at_ns, consumer, keys[:count])
+        assert list(decode_events(block)) == list(decode_events(one_by_one))
+        assert encoder.encode_one(kind, at_ns, consumer, keys[0]) == encode_block(kind, 0, at_ns, consumer, keys[:1])
     assert len(block) < len(one_by_one)
-    assert list(decode_events(block)) == list(decode_events(one_by_one))
     for damaged in (block[:-1], block[:6] + b"\x0c" + block[7:], block[:18] + b"\4" + block[19:], block + b"\0"):
         with pytest.raises(CorruptionError, match="damaged block"):
             list(decode_events(damaged))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
@@ -19,16 +19,17 @@ from basaltmq.store.rocks_cursor import RUN_ROWS, Run
 
 
 @pytest.mark.promise("P8")
-@pytest.mark.parametrize("seed", range(5))
-def test_one_pass_finds_what_a_scan_of_each_range_finds(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("most", [6, 60])
+@pytest.mark.parametrize("seed", range(4))
+def test_one_pass_finds_what_a_scan_of_each_range_finds(tmp_path: Path, seed: int, most: int) -> None:
     chance = random.Random(seed)
     batch = Batch()
     for number in chance.sample(range(1000), 400):
         batch.put(Family.MESSAGES, b"%03d" % number, b"v%d" % number)
     points = sorted(chance.sample(range(1000), 60))
-    ranges = [
-        (b"%03d" % a, b"%03d" % b, chance.randrange(1, 6)) for a, b in zip(points[::2], points[1::2], strict=True)
-    ]
+    # Of some that are neighbours all rows are wanted, for which there is a faster way; it is left for good in between.
+    pairs = [*pairwise(points[:30]), *zip(points[30::2], points[31::2], strict=True)]
+    ranges = [(b"%03d" % a, b"%03d" % b, chance.randrange(1, most)) for a, b in pairs]
     store, memory = open_store(tmp_path / "s"), MemoryStore()
     store.write(batch)
     memory.write(batch)
