@@ -21,6 +21,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
+from operator import itemgetter
 from pathlib import Path
 from struct import Struct as Layout
 from typing import Final
@@ -62,6 +63,9 @@ STATES_MAX: Final = 16_384
 
 OWN: Final = b"OTKGE"
 """Kinds of rows that frames of a shard that is only appended to have."""
+
+_OWN: Final = frozenset(OWN)
+_KIND: Final = itemgetter(0)
 
 NOWHERE: Final = -1
 """The next offset of a shard nothing is known of."""
@@ -153,16 +157,24 @@ class _Sink(MemoryStore):
         return self.shards.get(keys.decode_stream_tail_key(key)) if key[:1] == b"N" else None
 
     def write(self, batch: Batch, *, wal: bool = True, wait_ms: int | None = None) -> None:
-        own = [op for op in batch.ops if op[2][0] in OWN]
-        self._writer.keys += [op[2] for op in own]
-        self._writer.values += [op[3] for op in own]
-        if len(own) < len(batch.ops):
-            for _, _, key, value in batch.ops:
-                if key[:1] == b"N":
-                    self.shards[keys.decode_stream_tail_key(key)] = value
-                elif key[:1] == b"S":
-                    self.sums[key] = value
+        ops, columns = batch.parts()
+        for part in columns:
+            self._take(part.keys, part.values or ())
+        self._take([op[2] for op in ops], [op[3] for op in ops])
         self._writer.make_room()
+
+    def _take(self, row_keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        if _OWN.issuperset(map(_KIND, row_keys)):
+            self._writer.keys += row_keys
+            self._writer.values += values
+            return
+        for key, value in zip(row_keys, values, strict=True):
+            if key[:1] == b"N":
+                self.shards[keys.decode_stream_tail_key(key)] = value
+            elif key[:1] == b"S":
+                self.sums[key] = value
+            elif key[0] in OWN:
+                self._writer.add(key, value)
 
 
 class _Beginning:

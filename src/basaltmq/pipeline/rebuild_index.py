@@ -95,6 +95,9 @@ def rebuild_index(tasks: Tasks, job: RebuildJob, on_phase: OnPhase | None = None
         run = _Run(tasks, path, job, on_phase or (lambda _: lambda _done, _total: None))
         if job.dry_run:
             return run.told(began_s, [], Counter(), [])
+        if not job.compare:
+            # What RocksDB would tidy up meanwhile, on the same cores, is about to be deleted.
+            store.set_options({"disable_auto_compactions": "true"}, FAMILY)
         _clean(path)
         make_directory(run.folder)
         try:

@@ -212,9 +212,9 @@ class StreamIndex:
             batch.ops = list(self._batch.ops)
             row_keys, row_values = list(self._keys), list(self._values)
             put_entries(row_keys, row_values, self._entries)
-            row_keys += map(keys.stream_tail_key, self._touched)
-            row_values += map(SegmentShard.encode, self._touched.values())
             batch.put_many(FAMILY, row_keys, row_values)
+            tails = list(map(SegmentShard.encode, self._touched.values()))
+            batch.put_many(FAMILY, list(map(keys.stream_tail_key, self._touched)), tails)
             self._write(batch)
             # Readers look at the gathered entries first and at the store second, so the store has them by now.
             self._begin()
