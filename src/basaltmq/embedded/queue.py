@@ -103,18 +103,30 @@ class EmbeddedQueue:
         return ids[0] if is_one else ids
 
     def lease(
-        self, count: int = 1, *, wait: float | None = 0, consumer: str = "", visibility_ms: int | None = None
+        self,
+        count: int = 1,
+        *,
+        wait: float | None = 0,
+        consumer: str = "",
+        visibility_ms: int | None = None,
+        size_bytes_max: int | None = None,
     ) -> list[Leased]:
         """Up to `count` messages, for this program alone until their lease expires.
 
         With nothing ready waits up to `wait` seconds for the first (0: not at all, None: for ever). The lease lasts
-        `visibility_ms`, by default as long as the queue's configuration says.
+        `visibility_ms`, by default as long as the queue's configuration says. The payloads of one call are at most
+        `size_bytes_max` bytes together (by default, and at most, 64 MiB), or one message that is larger.
         """
         until_s = _deadline_s(count, wait)
         while True:
             left_s = min(max(until_s - time.monotonic(), 0.0), WAIT_PIECE_S)
             found = self._plane.lease(
-                self.name, count, consumer=consumer, visibility_ms=visibility_ms, wait_ms=math.ceil(left_s * 1000)
+                self.name,
+                count,
+                consumer=consumer,
+                visibility_ms=visibility_ms,
+                wait_ms=math.ceil(left_s * 1000),
+                size_bytes_max=size_bytes_max,
             )
             if found:
                 has_priorities = bool(self.config.priorities_max)
@@ -241,13 +253,19 @@ class EmbeddedQueue:
         return ids[0] if is_one else ids
 
     async def lease_async(
-        self, count: int = 1, *, wait: float | None = 0, consumer: str = "", visibility_ms: int | None = None
+        self,
+        count: int = 1,
+        *,
+        wait: float | None = 0,
+        consumer: str = "",
+        visibility_ms: int | None = None,
+        size_bytes_max: int | None = None,
     ) -> list[Leased]:
         """As `lease`; waiting holds no thread."""
         until_s = _deadline_s(count, wait)
 
         def lease() -> list[Leased]:
-            return self.lease(count, consumer=consumer, visibility_ms=visibility_ms)
+            return self.lease(count, consumer=consumer, visibility_ms=visibility_ms, size_bytes_max=size_bytes_max)
 
         while True:
             found = await in_thread(lease, self._give_back)

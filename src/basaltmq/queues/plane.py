@@ -44,6 +44,7 @@ from basaltmq.queues.leases import LeaseExpiry, Tokens, check_visibility
 from basaltmq.queues.loaded import LOADED_MAX, LoadedQueues
 from basaltmq.queues.long_operations import LongOperations
 from basaltmq.queues.message import Message
+from basaltmq.queues.portion import lease_bytes
 from basaltmq.queues.queue import Queue, Shared
 from basaltmq.queues.reclaim import Reclaim
 from basaltmq.queues.recorder import Listener, Silence
@@ -310,8 +311,8 @@ class QueuePlane:
         size_bytes_max: int | None = None,
     ) -> list[Delivery]:
         """Up to `count` ready messages, leased; waits up to `wait_ms` for the first. `visibility_ms` 0 lasts until
-        it is released or the plane is opened again. With `size_bytes_max` the first message, of whatever size, and
-        those behind it that fit: nothing beyond is read into memory."""
+        it is released or the plane is opened again. Of the bodies the first, of whatever size, and those behind it that
+        fit into `size_bytes_max` (portion.py): nothing beyond is read into memory."""
         until_s = time.monotonic() + wait_ms / 1000
         while True:
             with self._lock:
@@ -346,8 +347,9 @@ class QueuePlane:
             raise InvalidArgumentError(f"a lease is for 1 message or more, not {count}")
         if visibility_ms is not None:
             check_visibility(visibility_ms)
+        bytes_max = lease_bytes(size_bytes_max)
         return self._changes.do(
-            lambda change: self._queue(name).lease(change, count, consumer, visibility_ms, size_bytes_max)
+            lambda change: self._queue(name).lease(change, count, consumer, visibility_ms, bytes_max)
         )
 
     def _tell_of_wait(self) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import pytest
 from tests.unit.queues.conftest import TestStore, payloads
 
-from basaltmq.errors import StoreStalledError
+from basaltmq.errors import InvalidArgumentError, StoreStalledError
+from basaltmq.queues import portion
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.families import Family
@@ -88,3 +89,21 @@ def test_what_does_not_fit_stays_in_order_within_its_fairness_key_and_is_not_cal
     assert sorted(order) == list(range(len(SIZES)))
     for key in range(3):
         assert [at for at in order if at % 3 == key] == [at for at in range(len(SIZES)) if at % 3 == key]
+
+
+@pytest.mark.promise("P8")
+def test_a_lease_that_does_not_say_how_much_is_bounded_too(
+    plane: QueuePlane, make: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(portion, "LEASE_BYTES_MAX", 10_000)
+    make()
+    for most in (None, 1 << 40):
+        plane.enqueue("q", drafts())
+        calls: list[list[int]] = []
+        while found := plane.lease("q", 100, size_bytes_max=most):
+            calls.append([each.payload[0] for each in found])
+            plane.ack("q", found[0].token)
+        assert calls == [[0, 1], [2], [3], [4, 5], [6]]
+    for wrong in (-1, "1", True):
+        with pytest.raises(InvalidArgumentError, match="0 bytes or more"):
+            plane.lease("q", size_bytes_max=wrong)  # type: ignore[arg-type]
