@@ -10,6 +10,7 @@ key to key. The weight of a key is that of the message that came last.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
@@ -119,6 +120,7 @@ class FairQueue(Proxy):
         "_head",
         "_leased",
         "_limits",
+        "_order",
         "_queue",
         "_run",
         "_scheduler",
@@ -146,6 +148,8 @@ class FairQueue(Proxy):
         self._limits = limits
         self._leased = leased
         self._subs: dict[str, PagingQueue] = {}
+        self._order: list[bytes] | None = None
+        """Sub-queues as their keys are ordered, gone ones among them; None if there are others, or nobody asked."""
         self._scheduler = FairScheduler()
         self._run = 1
         self._blocked: set[str] = set()
@@ -201,6 +205,7 @@ class FairQueue(Proxy):
         return found
 
     def _make(self, sub: str, *, known_empty: bool) -> PagingQueue:
+        self._order = None
         prefix = prefix_of(self._queue, sub)
         return PagingQueue(
             self._store,
@@ -333,9 +338,10 @@ class FairQueue(Proxy):
                 queue.forget(group)
 
     def purge(self) -> None:
-        for sub, queue in list(self._subs.items()):
-            queue.purge()
-            self._lose(sub)
+        # There may be a hundred thousand of them, and everybody waits: they are let go as they are.
+        self._budget.charge(-sum([queue.resident_bytes() for queue in self._subs.values()]))
+        self._subs.clear()
+        self._scheduler.clear()
         self._discover = None
 
     def block(self, sub: str) -> None:
@@ -383,11 +389,16 @@ class FairQueue(Proxy):
 
     def browse(self, after: bytes, count: int) -> list[Entry]:
         self._known()
+        if self._order is None:
+            self._order = sorted(map(lp, self._subs))
+        # The last one below the place is the one it is in, if that is still there.
+        at = max(0, bisect_left(self._order, after[self._head - 2 :]) - 1) if after else 0
         found: list[Entry] = []
-        for sub in sorted(self._subs, key=lp):
-            if len(found) == count:
-                break
-            found += self._subs[sub].browse(after, count - len(found))
+        while at < len(self._order) and len(found) < count:
+            queue = self._subs.get(self._order[at][2:].decode())
+            if queue is not None:
+                found += queue.browse(after, count - len(found))
+            at += 1
         return found
 
     def sub_queues(self) -> list[tuple[str, PagingQueue, int, int]]:

@@ -150,6 +150,17 @@ class FairScheduler:
         if entry is not None and entry.in_front is not None:
             self._unlink(entry)
 
+    def clear(self) -> None:
+        """No key has anything left."""
+        for entry in self._entries.values():
+            # Rings would keep each other alive.
+            entry.in_front = entry.behind = None
+        self._entries.clear()
+        for group in self._active:
+            group.head, group.weights, group.stride = None, 0, 0
+        self._active.clear()
+        self._ready_count = 0
+
     def set_weight(self, key: str, weight: int) -> None:
         """Change a known key's weight, ready or blocked. A key not known is ignored: it has nothing to weigh."""
         wanted = _checked(weight)

@@ -348,10 +348,7 @@ class PagingQueue(Proxy):
 
     def take_turn(self, most: int, taken: list[Entry]) -> tuple[int, int, bool]:
         """Fetch up to `most` to the end of `taken`: how many, what they cost in memory, for the caller to charge, and
-        whether there is more.
-
-        A queue of many fairness keys spends its time here, so the common case makes no call.
-        """
+        whether there is more. A queue of many fairness keys spends its time here: the common case makes no call."""
         if self._stretch is not None:
             self._unfold()
         window = self._window
@@ -418,6 +415,9 @@ class PagingQueue(Proxy):
 
     def resident_len(self) -> int:
         return self._held() - len(self._gone)
+
+    def resident_bytes(self) -> int:
+        return self._bytes
 
     def pending(self, count_max: int) -> int:
         """Messages that wait; those on disk are looked for until `count_max` is reached."""

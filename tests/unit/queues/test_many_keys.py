@@ -17,6 +17,7 @@ from basaltmq.queues.config import Durability, QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.paging import PagingQueue
 from basaltmq.queues.plane import QueuePlane
+from basaltmq.store.keys import lp
 from basaltmq.store.ranges import read_ranges
 
 
@@ -215,3 +216,47 @@ def test_those_whose_turn_it_is_are_read_together_even_where_a_pass_ends_before_
         plane.ack("q", deliveries[0].token)
     assert alone == 0
     assert plane.stats("q")["acked"] == 300
+
+
+@pytest.mark.spec("E11")
+def test_browsing_goes_through_all_keys_in_order_whichever_come_and_go_meanwhile(
+    plane: QueuePlane, make: Callable[..., str]
+) -> None:
+    queue = make()
+    names = [f"k{number}" for number in (5, 40, 3, 300, 7, 20)]
+    plane.enqueue(queue, [Draft(payload=f"{name}-{n}".encode(), fairness_key=name) for name in names for n in range(3)])
+    expected = sorted(names, key=lp)
+    for page in (1, 2, 4, 100):
+        seen: list[bytes] = []
+        after = b""
+        while True:
+            found, after = plane.browse_page(queue, page, after=after)
+            if not found:
+                break
+            seen += [each.payload for each in found]
+        assert seen == [f"{name}-{n}".encode() for name in expected for n in range(3)]
+    # One between two pages comes behind the place that was reached, one before it, and the rest is consumed.
+    _, after = plane.browse_page(queue, 7, after=b"")
+    plane.enqueue(queue, [Draft(payload=b"late", fairness_key="k8"), Draft(payload=b"early", fairness_key="k0")])
+    rest = plane.browse_page(queue, 100, after=after)[0]
+    assert [each.payload for each in rest][:4] == [b"k7-1", b"k7-2", b"late", b"k20-0"]
+    plane.ack(queue, plane.lease(queue, 100)[0].token)
+    assert plane.browse_page(queue, 100, after=after)[0] == []
+
+
+@pytest.mark.spec("C10")
+def test_a_queue_of_many_keys_that_was_purged_is_fair_again_and_holds_no_memory(
+    plane: QueuePlane, make: Callable[..., str]
+) -> None:
+    queue = make()
+    for _ in range(2):
+        weights = {"a": 1, "b": 2, "c": 9}
+        plane.enqueue(
+            queue,
+            [Draft(payload=b"", fairness_key=key, weight=weight) for key, weight in weights.items() for _ in range(90)],
+        )
+        got = Counter(delivery.message().fairness_key for delivery in plane.lease(queue, 96))
+        assert got == {"a": 8, "b": 16, "c": 72}
+        assert plane.purge(queue) == 270 - 96
+        assert plane.lease(queue, 1) == []
+        assert plane._shared.budget.used_bytes == 0
