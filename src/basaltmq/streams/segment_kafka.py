@@ -6,7 +6,9 @@ way, and what is left of a batch of which records were deleted or have expired. 
 before the offset asked for: consumers skip what they did not ask for.
 
 Batches that lie side by side are taken one after the other without asking the index for each (`log.kafka_run`), and a
-read that was full leaves a bookmark for the one that goes on.
+read that was full leaves a bookmark for the one that goes on. `take_ahead` does the work of that one before it is asked
+for. What it found is used only where the read would find the very same: bytes of a log do not change, so that is where
+nothing of the shard was deleted or rewritten, and where the read ends for want of room and not at the watermark.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from basaltmq.errors import CorruptionError, DamagedFrameError
 from basaltmq.log.frame import ALIGNMENT, HEADER_BYTES, KAFKA, records_of
 from basaltmq.log.kafka import encode_records
-from basaltmq.log.kafka_run import take_batches
+from basaltmq.log.kafka_run import TakenBatches, take_batches
 from basaltmq.streams.adapter import READ_BYTES, READ_BYTES_MAX, check_offset, is_expired
 from basaltmq.streams.index_rows import IN_TRANSACTION, Entry
 from basaltmq.streams.segment_read import Place
@@ -38,8 +40,45 @@ class KafkaRead(NamedTuple):
     high_watermark: int
 
 
+class Ahead(NamedTuple):
+    """What a read will find that goes on at a bookmark."""
+
+    place: Place
+    bytes_max: int
+    taken: TakenBatches
+
+    def fits(self, offset: int, end: int, bytes_max: int) -> bool:
+        """Is it what a read from here to below `end` finds, with so much room? It is full, so it need only be below."""
+        return self.place.base_offset == offset and self.bytes_max == bytes_max and self.taken.next_offset < end
+
+
+def take_ahead(reader: SegmentReader, shard: int, offset: int, max_bytes: int) -> Ahead | None:
+    """What `read_batches` will find, if it goes on where one stopped and is full again."""
+    state = reader.state_of(shard)
+    with state.lock:
+        end = state.high_watermark
+        is_plain = not state.deleted and not state.rewritten
+    place = reader.bookmarks.take(shard, offset) if is_plain else None
+    if place is None:
+        return None
+    reader.bookmarks.leave(shard, place)
+    bytes_max = min(max_bytes, READ_BYTES_MAX)
+    log = reader.lanes[state.lane].log
+    # A first batch that is over the limit is left to the read: it may be as large as there are.
+    taken = take_batches(
+        log, shard, offset, end, place.position, bytes_max, likely_bytes=place.size_bytes, is_first=False
+    )
+    return Ahead(place, bytes_max, taken) if taken.is_next and taken.batches else None
+
+
 def read_batches(
-    reader: SegmentReader, shard: int, offset: int, max_bytes: int = READ_BYTES, *, is_decided: bool = False
+    reader: SegmentReader,
+    shard: int,
+    offset: int,
+    max_bytes: int = READ_BYTES,
+    *,
+    is_decided: bool = False,
+    ahead: Ahead | None = None,
 ) -> KafkaRead:
     """Batches from the one that holds `offset` on, the first whatever its size; empty at the high watermark.
 
@@ -53,7 +92,7 @@ def read_batches(
     check_offset(shard, offset, start, end)
     found = _Reading(reader, state, start, end, min(max_bytes, READ_BYTES_MAX))
     try:
-        next_offset = found.read(offset, is_plain)
+        next_offset = found.read(offset, is_plain, ahead)
     except DamagedFrameError:
         # What comes before the damage is given; the next read begins with it, and says so.
         if not found.batches:
@@ -77,12 +116,15 @@ class _Reading:
         self.at = 0
         """Where to go on."""
 
-    def read(self, offset: int, is_plain: bool) -> int:
+    def read(self, offset: int, is_plain: bool, ahead: Ahead | None) -> int:
         """Fill `batches`; the offset after all that was looked at."""
         self.at = offset
         state, end = self._state, self._end
         if is_plain and offset < end:
             place = self._reader.bookmarks.take(state.number, offset)
+            if ahead is not None and ahead.fits(offset, end, self._left):
+                self._took(ahead.place, ahead.taken)
+                return self.at
             if place is not None and self._walk(place):
                 return self.at
         while self.at < end:
@@ -121,6 +163,10 @@ class _Reading:
             likely_bytes=place.size_bytes,
             is_first=not self.batches,
         )
+        self._took(place, taken)
+        return taken.is_next
+
+    def _took(self, place: Place, taken: TakenBatches) -> None:
         if taken.batches:
             self.batches += taken.batches
             self._frames += len(taken.batches)
@@ -128,7 +174,6 @@ class _Reading:
             self.at = taken.next_offset
         if taken.is_next:
             self._leave(Place(taken.next_offset, taken.position, place.size_bytes, place.records))
-        return taken.is_next
 
     def _leave(self, place: Place) -> None:
         if place.base_offset == self.at:

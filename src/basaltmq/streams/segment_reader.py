@@ -40,7 +40,7 @@ from basaltmq.streams.index import StreamIndex
 from basaltmq.streams.index_rows import IN_TRANSACTION, Entry
 from basaltmq.streams.leaders import Leaders
 from basaltmq.streams.offsets import Offsets
-from basaltmq.streams.segment_kafka import KafkaRead, read_batches
+from basaltmq.streams.segment_kafka import Ahead, KafkaRead, read_batches
 from basaltmq.streams.segment_read import (
     READ_RUN_BYTES,
     Bookmarks,
@@ -133,11 +133,20 @@ class SegmentReader(EngineBase):
         return self._read(shard, offset, max_records, max_bytes, key=key)
 
     def read_kafka(
-        self, shard: int, offset: int, max_bytes: int = READ_BYTES, *, is_decided: bool = False
+        self,
+        shard: int,
+        offset: int,
+        max_bytes: int = READ_BYTES,
+        *,
+        is_decided: bool = False,
+        ahead: Ahead | None = None,
     ) -> KafkaRead:
-        """What there is up to the high watermark, as Kafka record batches; or up to the first that is not decided."""
+        """What there is up to the high watermark, as Kafka record batches; or up to the first that is not decided.
+
+        `ahead`: what `take_ahead` found, which is used if it fits.
+        """
         self._own(shard)
-        return self._retried(lambda: read_batches(self, shard, offset, max_bytes, is_decided=is_decided))
+        return self._retried(lambda: read_batches(self, shard, offset, max_bytes, is_decided=is_decided, ahead=ahead))
 
     def now_ms(self) -> int:
         return self._clock_ms()

@@ -10,12 +10,12 @@ API_VERSIONS_REQUEST: Final = Struct(
     Field("client_software_name", "string", since=3),
     Field("client_software_version", "string", since=3),
 )
+API_VERSIONS_KEY: Final = Struct(
+    Field("api_key", "int16"), Field("min_version", "int16"), Field("max_version", "int16")
+)
 API_VERSIONS_RESPONSE: Final = Struct(
     Field("error_code", "int16"),
-    Field(
-        "api_keys",
-        Array(Struct(Field("api_key", "int16"), Field("min_version", "int16"), Field("max_version", "int16"))),
-    ),
+    Field("api_keys", Array(API_VERSIONS_KEY)),
     Field("throttle_time_ms", "int32", since=1),
 )
 

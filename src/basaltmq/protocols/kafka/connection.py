@@ -172,13 +172,13 @@ class Connection(asyncio.Protocol):
         except k.UnsupportedVersionError as error:
             if error.api.key != k.API_VERSIONS:
                 raise
-            self._send(k.encode_response(error.api, 0, error.correlation_id, api_versions(e.UNSUPPORTED_VERSION)))
+            self._send(k.encode_response(error.api, 0, error.correlation_id, api_versions(0, e.UNSUPPORTED_VERSION)))
             return
         self.requests += 1
         self.client_id = request.client_id or ""
         key = request.api.key
         if key == k.API_VERSIONS:
-            self._answer(request, api_versions())
+            self._answer(request, api_versions(request.version))
         elif key == k.SASL_HANDSHAKE:
             self._handshake(request)
         elif key == k.SASL_AUTHENTICATE:
@@ -334,6 +334,9 @@ class Connection(asyncio.Protocol):
         except AccessRefusedError:
             return False
         return True
+
+    def unsent_bytes(self) -> int | None:
+        return None if self._transport is None else self._transport.get_write_buffer_size()
 
     def address(self) -> tuple[str, int]:
         settings = self.server.settings

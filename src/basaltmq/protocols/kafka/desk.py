@@ -21,6 +21,7 @@ from basaltmq.protocols.kafka.arrivals import Arrivals
 from basaltmq.protocols.kafka.fetch_session import FetchSession
 from basaltmq.protocols.kafka.groups import Groups
 from basaltmq.protocols.kafka.producers import Producers
+from basaltmq.protocols.kafka.read_ahead import ReadAhead
 from basaltmq.protocols.kafka.schema import Fields
 from basaltmq.protocols.kafka.transactions import Transactions
 from basaltmq.streams.durability import Durability
@@ -75,6 +76,10 @@ class Client(Protocol):
 
     def is_administrator(self) -> bool: ...
 
+    def unsent_bytes(self) -> int | None:
+        """Of its answers; None when it is gone."""
+        ...
+
 
 class Later(NamedTuple):
     """An answer that is on its way; the requests after it need not wait for it."""
@@ -102,6 +107,7 @@ class Desk:
         self.settings = settings
         self.plane: StreamPlane = vhost.streams.plane
         self.arrivals = Arrivals()
+        self.ahead = ReadAhead()
         self._shard_names: dict[int, str] = {}
         self.groups = Groups()
         self.producers = Producers(vhost.store)
@@ -116,6 +122,7 @@ class Desk:
 
     def close(self) -> None:
         self._stop_listening()
+        self.ahead.close()
         self.groups.close()
         self.transactions.close()
         if self.vhost.is_up:

@@ -9,11 +9,14 @@ that is not decided, and a list of the aborted ones among it.
 
 Consumers go on behind the last batch they were given. Where nothing is left of what was written (deleted, expired) they
 get an empty batch that takes up those offsets, or they would ask for them for ever.
+
+What follows an answer that was full is made ready while the consumer looks at it (`read_ahead`).
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Final
 
 from basaltmq.broker.permissions import READ
@@ -24,8 +27,10 @@ from basaltmq.protocols.kafka.api import Request
 from basaltmq.protocols.kafka.arrivals import Wait
 from basaltmq.protocols.kafka.desk import Answer, Client, Desk
 from basaltmq.protocols.kafka.fetch_session import Plan, plan
+from basaltmq.protocols.kafka.read_ahead import Next
 from basaltmq.protocols.kafka.schema import Fields
 from basaltmq.streams.segment_engine import SegmentEngine
+from basaltmq.streams.segment_kafka import Ahead
 
 ANSWER_BYTES_MAX: Final = 55 << 20
 """Of one answer, whatever is asked for: Kafka's default."""
@@ -34,18 +39,23 @@ WAIT_MS_MAX: Final = 60_000
 IDS_SINCE: Final = 13
 READ_COMMITTED: Final = 1
 _DELTA_MAX: Final = (1 << 31) - 1
+_NOTHING: Final[Mapping[tuple[int, int], Ahead]] = {}
 
 
 class _Found:
     """What one look brought."""
 
-    __slots__ = ("body", "has_error", "shards", "size_bytes")
+    __slots__ = ("ahead", "body", "following", "has_error", "shards", "size_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, ahead: Mapping[tuple[int, int], Ahead]) -> None:
         self.body: Fields = {}
         self.size_bytes = 0
         self.has_error = False
         self.shards: list[int] = []
+        self.ahead = ahead
+        """What was made ready for it."""
+        self.following: list[Next] = []
+        """Where partitions go on that have more."""
 
 
 def fetch(desk: Desk, client: Client, request: Request) -> Answer:
@@ -54,8 +64,10 @@ def fetch(desk: Desk, client: Client, request: Request) -> Answer:
     if isinstance(planned, int):
         return {"error_code": planned}
     body = {**request.body, "topics": planned.topics, "has_ids": has_ids}
-    found = _look(desk, client, body)
+    found = _look(desk, client, body, desk.ahead.take(client))
     if _is_enough(found, body) or body["max_wait_ms"] <= 0 or not found.shards:
+        if found.following:
+            desk.ahead.prepare(client, found.following)
         return _told(found, planned)
     return _waited(desk, client, body, found, planned)
 
@@ -92,12 +104,12 @@ async def _waited(desk: Desk, client: Client, body: Fields, found: _Found, plann
             desk.arrivals.remove(wait)
         if not desk.vhost.is_up:
             break
-        found = _look(desk, client, body)
+        found = _look(desk, client, body, _NOTHING)
     return _told(found, planned)
 
 
-def _look(desk: Desk, client: Client, body: Fields) -> _Found:
-    found = _Found()
+def _look(desk: Desk, client: Client, body: Fields, ahead: Mapping[tuple[int, int], Ahead]) -> _Found:
+    found = _Found(ahead)
     left = min(body["max_bytes"], ANSWER_BYTES_MAX)
     topics = []
     is_committed = body["isolation_level"] == READ_COMMITTED
@@ -127,7 +139,9 @@ def _partition(
         found.shards.append(shard)
         if left <= 0:
             return answer | _marks(engine, shard)
-        read = engine.read_kafka(shard, offset, min(left, asked["partition_max_bytes"]), is_decided=is_committed)
+        bytes_max = min(left, asked["partition_max_bytes"])
+        ahead = found.ahead.get((shard, offset))
+        read = engine.read_kafka(shard, offset, bytes_max, is_decided=is_committed, ahead=ahead)
         if offset > read.high_watermark and offset > engine.shard_info(shard).next_offset:
             raise OffsetOutOfRangeError(shard, offset, read.start_offset, read.high_watermark)
         batches = read.batches
@@ -137,6 +151,8 @@ def _partition(
         if found.size_bytes and size_bytes > left:
             # Not the first: what is too large waits for its turn.
             size_bytes, batches = 0, []
+        elif batches and read.next_offset < read.high_watermark:
+            found.following.append(Next(engine, shard, read.next_offset, bytes_max))
         found.size_bytes += size_bytes
         answer |= _marks(engine, shard) | {"records": batches}
         if is_committed:

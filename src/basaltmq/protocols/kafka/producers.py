@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from struct import Struct as Layout
+from struct import error as struct_error
 from typing import Final
 
 from basaltmq.errors import CorruptionError, ShardNotFoundError
@@ -264,6 +265,6 @@ def decode_row(raw: bytes) -> tuple[int, Known]:
             for _ in range(batches):
                 producer.batches.append(_BATCH.unpack_from(raw, at))
                 at += _BATCH.size
-    except ValueError as error:
+    except struct_error as error:
         raise CorruptionError(f"a row of producers cannot be read: {error}") from error
     return next_offset, known

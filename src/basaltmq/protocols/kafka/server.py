@@ -108,6 +108,8 @@ class Server:
 
     def left(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        if self._desk is not None:
+            self._desk.ahead.take(connection)
 
     async def close(self, reason: str) -> None:
         for listener in self._listeners:

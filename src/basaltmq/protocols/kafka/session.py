@@ -7,14 +7,17 @@ bare, with a size in front, and are answered the same way.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
+from basaltmq.broker.permissions import READ, WRITE
 from basaltmq.broker.scram import SHA_256, SHA_512
 from basaltmq.errors import AuthenticationError
 from basaltmq.protocols.kafka import errors as e
-from basaltmq.protocols.kafka.api import APIS, Request
+from basaltmq.protocols.kafka.api import API_VERSIONS, APIS, Request
+from basaltmq.protocols.kafka.apis_session import API_VERSIONS_KEY
 from basaltmq.protocols.kafka.desk import NODE_ID, Answer, Client, Desk
-from basaltmq.protocols.kafka.schema import Fields
+from basaltmq.protocols.kafka.schema import Encoded, Fields, encode_array
 from basaltmq.protocols.kafka.transactions_requests import initialize
 
 PLAIN: Final = "PLAIN"
@@ -23,15 +26,18 @@ GROUP: Final = 0
 TRANSACTION: Final = 1
 
 
-def api_versions(code: int = e.NONE) -> Fields:
+def api_versions(version: int, code: int = e.NONE) -> Fields:
     """What is announced: exactly what is served."""
-    return {
-        "error_code": code,
-        "api_keys": [
-            {"api_key": api.key, "min_version": api.version_min, "max_version": api.version_max}
-            for api in APIS.values()
-        ],
-    }
+    return {"error_code": code, "api_keys": _api_keys(version)}
+
+
+@lru_cache
+def _api_keys(version: int) -> Encoded:
+    """The same for every connection, each of which begins with it; there are as many as versions of ApiVersions."""
+    served = [
+        {"api_key": api.key, "min_version": api.version_min, "max_version": api.version_max} for api in APIS.values()
+    ]
+    return encode_array(API_VERSIONS_KEY, served, version, version >= APIS[API_VERSIONS].flexible_since)
 
 
 def read_plain(raw: bytes) -> tuple[str, str]:
@@ -49,19 +55,28 @@ def read_plain(raw: bytes) -> tuple[str, str]:
 
 
 def find_coordinator(desk: Desk, client: Client, request: Request) -> Answer:
-    host, port = client.address()
-    here = {"node_id": NODE_ID, "host": host, "port": port}
-    nowhere: Fields = {
-        "node_id": -1,
-        "host": "",
-        "port": -1,
-        "error_code": e.INVALID_REQUEST,
-        "error_message": "groups and transactions have a coordinator here",
-    }
-    found = here if request.body["key_type"] in {GROUP, TRANSACTION} else nowhere
+    body = request.body
     if request.version < 4:
-        return found
-    return {"coordinators": [{"key": key, **found} for key in request.body["coordinator_keys"]]}
+        return _coordinator(client, body["key_type"], body["key"])
+    keys = body["coordinator_keys"]
+    return {"coordinators": [{"key": key, **_coordinator(client, body["key_type"], key)} for key in keys]}
+
+
+def _coordinator(client: Client, kind: int, key: str) -> Fields:
+    """Told to those who may use the group or the transactional id."""
+    if kind == GROUP:
+        code, message = e.GROUP_AUTHORIZATION_FAILED, f"read access to group {key!r} refused"
+        may_use = client.may(READ, key)
+    elif kind == TRANSACTION:
+        code, message = e.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, f"write access to transactional id {key!r} refused"
+        may_use = client.may(WRITE, key)
+    else:
+        code, message = e.INVALID_REQUEST, "groups and transactions have a coordinator here"
+        may_use = False
+    if not may_use:
+        return {"node_id": -1, "host": "", "port": -1, "error_code": code, "error_message": message}
+    host, port = client.address()
+    return {"node_id": NODE_ID, "host": host, "port": port}
 
 
 async def init_producer_id(desk: Desk, client: Client, request: Request) -> Fields:

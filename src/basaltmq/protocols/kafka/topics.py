@@ -38,27 +38,36 @@ def is_name(name: str) -> bool:
     return NAME.fullmatch(name) is not None and name not in {".", ".."}
 
 
-async def metadata(desk: Desk, client: Client, request: Request) -> Fields:
-    host, port = client.address()
+def metadata(desk: Desk, client: Client, request: Request) -> Answer:
+    """At once, unless topics have to be made first: clients ask for little else before they begin."""
     asked = request.body["topics"]
-    wants_all = asked is None or (request.version == 0 and not asked)
-    if wants_all:
-        found = [_described(topic, request) for topic in _all(desk) if _visible(client, topic.name)]
-    else:
-        may_create = desk.settings.auto_create and request.body["allow_auto_topic_creation"]
-        has_ids = request.version >= IDS_SINCE
-        found = [
-            await _metadata_of(desk, client, each, may_create, request)
-            if has_ids or each["name"] is not None
-            else {"error_code": e.UNSUPPORTED_VERSION, "topic_id": each["topic_id"]}
-            for each in asked
-        ]
+    if asked is None or (request.version == 0 and not asked):
+        topics = [_described(topic, request) for topic in _all(desk) if _visible(client, topic.name)]
+        return _cluster(desk, client, topics)
+    found = [_metadata_of(desk, client, each, request) for each in asked]
+    if None in found:
+        return _metadata_made(desk, client, asked, found, request)
+    return _cluster(desk, client, found)
+
+
+def _cluster(desk: Desk, client: Client, topics: Sequence[Fields | None]) -> Fields:
+    host, port = client.address()
     return {
         "brokers": [{"node_id": NODE_ID, "host": host, "port": port, "rack": None}],
         "cluster_id": desk.settings.cluster_id,
         "controller_id": NODE_ID,
-        "topics": found,
+        "topics": topics,
     }
+
+
+async def _metadata_made(
+    desk: Desk, client: Client, asked: list[Fields], found: list[Fields | None], request: Request
+) -> Fields:
+    """With the topics made that are to be, one after the other."""
+    for at, each in enumerate(asked):
+        if found[at] is None:
+            found[at] = await _made(desk, each["name"], request)
+    return _cluster(desk, client, found)
 
 
 def _all(desk: Desk) -> Sequence[Topic]:
@@ -76,9 +85,12 @@ def _visible(client: Client, name: str) -> bool:
     return any(client.may(kind, name) for kind in (READ, WRITE, CONFIGURE))
 
 
-async def _metadata_of(desk: Desk, client: Client, asked: Fields, may_create: bool, request: Request) -> Fields:
+def _metadata_of(desk: Desk, client: Client, asked: Fields, request: Request) -> Fields | None:
+    """None: it is to be made."""
     name = asked["name"]
     if name is None:
+        if request.version < IDS_SINCE:
+            return {"error_code": e.UNSUPPORTED_VERSION, "topic_id": asked["topic_id"]}
         topic = None if asked["topic_id"] == NIL else desk.plane.topics.by_id(asked["topic_id"])
         if topic is None or not _visible(client, topic.name):
             return {"error_code": e.UNKNOWN_TOPIC_OR_PARTITION, "name": None, "topic_id": asked["topic_id"]}
@@ -86,15 +98,24 @@ async def _metadata_of(desk: Desk, client: Client, asked: Fields, may_create: bo
     if not _visible(client, name):
         return {"error_code": e.TOPIC_AUTHORIZATION_FAILED, "name": name}
     topic = desk.plane.topics.find(name)
-    if topic is None and not is_name(name):
+    if topic is not None:
+        return _described(topic, request)
+    if not is_name(name):
         return {"error_code": e.INVALID_TOPIC_EXCEPTION, "name": name}
-    if topic is None and may_create and client.may(CONFIGURE, name):
-        try:
-            topic = await _create(desk, name, topic_config((), desk.settings.partitions, desk.settings.durability))
-        except TopicExistsError:
-            topic = desk.plane.topics.find(name)
-        except BasaltError as error:
-            return {"error_code": e.code_of(error), "name": name}
+    may_create = desk.settings.auto_create and request.body["allow_auto_topic_creation"]
+    if may_create and client.may(CONFIGURE, name):
+        return None
+    return {"error_code": e.UNKNOWN_TOPIC_OR_PARTITION, "name": name}
+
+
+async def _made(desk: Desk, name: str, request: Request) -> Fields:
+    topic: Topic | None
+    try:
+        topic = await _create(desk, name, topic_config((), desk.settings.partitions, desk.settings.durability))
+    except TopicExistsError:
+        topic = desk.plane.topics.find(name)
+    except BasaltError as error:
+        return {"error_code": e.code_of(error), "name": name}
     if topic is None:
         return {"error_code": e.UNKNOWN_TOPIC_OR_PARTITION, "name": name}
     return _described(topic, request)

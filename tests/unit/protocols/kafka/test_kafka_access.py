@@ -127,6 +127,16 @@ REQUESTS = [
     Asked(k.OFFSET_FETCH, 7, _WANTED, READS, NO_TOPIC, partition_of),
     Asked(k.OFFSET_DELETE, 0, _GONE, READS_GROUP, NO_GROUP, whole),
     Asked(k.OFFSET_DELETE, 0, _GONE, READS, NO_TOPIC, partition_of),
+    Asked(k.FIND_COORDINATOR, 3, {"key": GROUP, "key_type": 0}, READS_GROUP, NO_GROUP, whole),
+    Asked(k.FIND_COORDINATOR, 3, {"key": ID, "key_type": 1}, WRITES_ID, NO_ID, whole),
+    Asked(
+        k.FIND_COORDINATOR,
+        4,
+        {"key_type": 0, "coordinator_keys": ["another", GROUP]},
+        READS_GROUP,
+        NO_GROUP,
+        lambda answer: answer["coordinators"][1]["error_code"],
+    ),
     Asked(k.JOIN_GROUP, 5, _JOIN, READS_GROUP, NO_GROUP, whole),
     Asked(k.SYNC_GROUP, 3, _MEMBER, READS_GROUP, NO_GROUP, whole),
     Asked(k.HEARTBEAT, 3, _MEMBER, READS_GROUP, NO_GROUP, whole),
@@ -230,7 +240,7 @@ REQUESTS = [
     ),
 ]
 
-FREE = frozenset((k.API_VERSIONS, k.SASL_HANDSHAKE, k.SASL_AUTHENTICATE, k.FIND_COORDINATOR, k.DESCRIBE_CLUSTER))
+FREE = frozenset((k.API_VERSIONS, k.SASL_HANDSHAKE, k.SASL_AUTHENTICATE, k.DESCRIBE_CLUSTER))
 """Touch nothing that anybody has a right to."""
 
 SHOWN = frozenset((k.METADATA, k.LIST_GROUPS, k.LIST_TRANSACTIONS))
@@ -311,6 +321,23 @@ def test_lists_leave_out_what_may_not_be_seen(world: World) -> None:
     hidden = ask(world, READS, k.OFFSET_FETCH, 7, {"group_id": GROUP, "topics": None})
     assert hidden["topics"] == []
     assert len(ask(world, None, k.OFFSET_FETCH, 7, {"group_id": GROUP, "topics": None})["topics"]) == 1
+
+
+def test_coordinators_are_told_to_who_may_use_what_they_coordinate(world: World) -> None:
+    asked = {"key_type": 0, "coordinator_keys": ["another", GROUP]}
+    another, denied = ask(world, READS_GROUP, k.FIND_COORDINATOR, 4, asked)["coordinators"]
+    assert (another["key"], another["error_code"], another["host"], another["port"]) == (
+        "another",
+        0,
+        "localhost",
+        9092,
+    )
+    assert (denied["key"], denied["node_id"], denied["host"], denied["port"]) == (GROUP, -1, "", -1)
+    for key, kind in ((GROUP, 0), (ID, 1)):
+        found = ask(world, None, k.FIND_COORDINATOR, 3, {"key": key, "key_type": kind})
+        assert (found["error_code"], found["node_id"], found["port"]) == (0, 1, 9092)
+    unknown = ask(world, None, k.FIND_COORDINATOR, 3, {"key": GROUP, "key_type": 7})
+    assert (unknown["error_code"], unknown["node_id"]) == (e.INVALID_REQUEST, -1)
 
 
 def test_a_topic_is_made_in_passing_only_for_who_may_configure_it(world: World) -> None:

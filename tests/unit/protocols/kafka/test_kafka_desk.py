@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import google_crc32c
 import pytest
 
 from basaltmq.broker.stream_queue import StreamQueues
-from basaltmq.errors import InvalidConfigError
+from basaltmq.errors import CorruptionError, InvalidConfigError
 from basaltmq.log.kafka import encode_plain, read_header, records
 from basaltmq.log.record import Record
 from basaltmq.protocols.kafka import api as k
@@ -20,11 +21,12 @@ from basaltmq.protocols.kafka import errors as e
 from basaltmq.protocols.kafka import producers as producers_module
 from basaltmq.protocols.kafka.api import APIS, Request
 from basaltmq.protocols.kafka.configs import topic_config
-from basaltmq.protocols.kafka.desk import Client, Desk, Settings
+from basaltmq.protocols.kafka.desk import Answer, Client, Desk, Settings
 from basaltmq.protocols.kafka.errors import Refused
 from basaltmq.protocols.kafka.fetch import fetch
 from basaltmq.protocols.kafka.producers import Known, Producer, Producers, decode_row, encode_row
 from basaltmq.store import keys
+from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore
@@ -37,6 +39,9 @@ class Anybody:
 
     client_id = host = "anybody"
     fetch_session = None
+
+    def unsent_bytes(self) -> int | None:
+        return 0
 
     def address(self) -> tuple[str, int]:
         return "localhost", 9092
@@ -73,7 +78,11 @@ class World:
             "topics": [{"topic": topic, "topic_id": None, "partitions": [partition]}],
             "forgotten_topics": [],
         }
-        answer = fetch(self.desk, cast(Client, Anybody()), Request(APIS[k.FETCH], 12, 1, None, body))
+
+        async def ask() -> Answer:
+            return fetch(self.desk, cast(Client, Anybody()), Request(APIS[k.FETCH], 12, 1, None, body))
+
+        answer = asyncio.run(ask())
         assert isinstance(answer, dict)
         found: dict[str, Any] = answer["topics"][0]["partitions"][0]
         return found
@@ -159,6 +168,22 @@ def test_what_earlier_processes_appended_is_known_from_row_and_log(
     assert refused.value.code == e.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
+def test_a_row_that_counts_on_more_than_the_log_has_is_not_believed(world: World) -> None:
+    """A power loss may take back what was appended, and leave the row that was written after it."""
+    engine, shard = world.topic("beyond")
+    pid, _ = Producers(world.store).next_id()
+    for sequence in range(2):
+        engine.append_kafka(shard, batch_of(b"%d" % sequence, producer=(pid, 0, sequence)))
+    ahead = Producer(0)
+    ahead.batches.extend((sequence, sequence, sequence) for sequence in range(5))
+    batch = Batch()
+    batch.put(Family.PRODUCERS, keys.producers_key(shard), encode_row(5, Known({pid: ahead})))
+    world.store.write(batch)
+    producers = Producers(world.store)
+    assert producers.check(engine, shard, read_header(batch_of(b"1", producer=(pid, 0, 1)))) == 1
+    assert producers.check(engine, shard, read_header(batch_of(b"2", producer=(pid, 0, 2)))) is None, "it was lost"
+
+
 def test_sequences_go_round_at_their_largest(world: World) -> None:
     engine, shard = world.topic("round")
     producers = Producers(world.store)
@@ -177,6 +202,15 @@ def test_rows_of_producers_come_back() -> None:
         (7, 3, [(0, 4, 100), (5, 5, 105)]),
         (9, 0, []),
     ]
+
+
+def test_a_row_of_producers_that_is_cut_off_is_told() -> None:
+    producer = Producer(3)
+    producer.batches.append((0, 4, 100))
+    raw = encode_row(106, Known({7: producer}))
+    for size in range(len(raw)):
+        with pytest.raises(CorruptionError, match="row of producers"):
+            decode_row(raw[:size])
 
 
 def test_settings_of_topics_by_kafkas_names() -> None:

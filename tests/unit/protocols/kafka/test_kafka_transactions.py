@@ -184,6 +184,7 @@ def test_a_producer_asks_for_another_epoch_and_asks_again_when_it_heard_nothing(
 
 def test_states_answer_as_kafka_does(world: World) -> None:
     shard = world.topic("t")
+    world.topic("u")
 
     async def run() -> None:
         transactions = world.transactions
@@ -210,6 +211,7 @@ def test_states_answer_as_kafka_does(world: World) -> None:
         assert codes == [e.OPERATION_NOT_ATTEMPTED, e.UNKNOWN_TOPIC_OR_PARTITION]
         answer = await world.ask(k.ADD_PARTITIONS_TO_TXN, 3, {**body, "topics": topics[:1]})
         assert answer["results"][0]["results"][0]["error_code"] == 0
+        assert await world.produce("u", "id", raw) == e.INVALID_TXN_STATE, "it was not added"
         assert await world.produce("t", "id", raw) == 0
         assert await world.produce("t", "id", raw) == 0, "sent again"
         described = await world.ask(k.DESCRIBE_TRANSACTIONS, 0, {"transactional_ids": ["id", "nobody"]})
@@ -376,6 +378,48 @@ def test_a_transaction_over_its_time_is_aborted_and_its_producer_fenced(world: W
         assert await refused(world.transactions.end("id", pid, epoch, True)) == e.PRODUCER_FENCED
         assert (await world.fetch("t"))["last_stable_offset"] == 2
         assert world.seen("t") == []
+
+    asyncio.run(run())
+
+
+@pytest.mark.promise("P1", "P2")
+def test_what_is_added_and_what_is_decided_is_durable_before_anything_follows_from_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = world.topic("t")
+
+    async def run() -> None:
+        transactions = world.transactions
+        loop = asyncio.get_running_loop()
+        pid, epoch = await transactions.initialize("id", TIMEOUT_MS)
+        raw = transactional(pid, 0, b"x", epoch=epoch)
+        at_once = transactions._durable
+
+        async def before_it_is_durable(
+            step: Coroutine[Any, Any, Any],
+        ) -> tuple[asyncio.Task[Any], asyncio.Future[None]]:
+            """A step as far as it goes without the disk; and what lets it go on."""
+            synced = loop.create_future()
+            monkeypatch.setattr(transactions, "_durable", lambda: synced)
+            task = asyncio.create_task(step)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not task.done()
+            monkeypatch.setattr(transactions, "_durable", at_once)
+            return task, synced
+
+        adding, synced = await before_it_is_durable(transactions.add("id", pid, epoch, shards=frozenset((shard,))))
+        assert await world.produce("t", "id", raw) == e.INVALID_TXN_STATE
+        synced.set_result(None)
+        await adding
+        assert await world.produce("t", "id", raw) == 0
+        ending, synced = await before_it_is_durable(transactions.end("id", pid, epoch, True))
+        assert world.desk.plane.drivers.info("t", 0).next_offset == 1, "a marker tells of a decision that may be lost"
+        assert world.seen("t") == []
+        synced.set_result(None)
+        await ending
+        assert world.desk.plane.drivers.info("t", 0).next_offset == 2
+        assert world.seen("t") == [b"x"]
 
     asyncio.run(run())
 

@@ -1,0 +1,258 @@
+"""What is made ready for consumers: it is used, it is what they would get without, and there is never much of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, cast
+
+import pytest
+from tests.unit.log.strategies import transactional
+from tests.unit.protocols.kafka.test_kafka_desk import Anybody, batch_of
+from tests.unit.protocols.kafka.test_kafka_transactions import World
+
+from basaltmq.log.kafka import read_header, records
+from basaltmq.log.kafka_run import take_batches
+from basaltmq.protocols.kafka import api as k
+from basaltmq.protocols.kafka import read_ahead
+from basaltmq.protocols.kafka.api import APIS, Request
+from basaltmq.protocols.kafka.desk import Client
+from basaltmq.protocols.kafka.fetch import fetch
+from basaltmq.protocols.kafka.read_ahead import Next
+from basaltmq.streams import segment_kafka
+from basaltmq.streams.segment_engine import SegmentEngine
+
+STEPS = 120
+FIELDS = ("records", "high_watermark", "last_stable_offset", "log_start_offset", "error_code", "aborted_transactions")
+
+
+class Consumer(Anybody):
+    """A client that goes on where it was."""
+
+    def __init__(self) -> None:
+        self.is_gone = False
+
+    def unsent_bytes(self) -> int | None:
+        return None if self.is_gone else 0
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    made = World(tmp_path_factory.mktemp("ahead") / "store")
+    yield made
+    made.close()
+
+
+def ask(world: World, consumer: Anybody, topics: dict[str, int], bytes_max: int, isolation_level: int = 0) -> list[Any]:
+    """What each partition is answered, in the order asked."""
+    body = {
+        "session_id": 0,
+        "session_epoch": -1,
+        "max_wait_ms": 0,
+        "min_bytes": 1,
+        "max_bytes": 50 << 20,
+        "isolation_level": isolation_level,
+        "topics": [
+            {
+                "topic": topic,
+                "topic_id": None,
+                "partitions": [{"partition": 0, "fetch_offset": offset, "partition_max_bytes": bytes_max}],
+            }
+            for topic, offset in topics.items()
+        ],
+        "forgotten_topics": [],
+    }
+    answer = fetch(world.desk, cast(Client, consumer), Request(APIS[k.FETCH], 12, 1, None, body))
+    assert isinstance(answer, dict)
+    return [{name: each["partitions"][0].get(name) for name in FIELDS} for each in answer["topics"]]
+
+
+async def idle() -> None:
+    """Turns of the loop, as many as anything here needs."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def in_loop(world: World, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        try:
+            await run()
+        finally:
+            world.desk.ahead.close()
+
+    asyncio.run(whole())
+
+
+def filled(world: World, name: str, batches: int, value_bytes: int = 1000) -> tuple[SegmentEngine, int]:
+    world.topic(name)
+    engine, shard = world.desk.engine(world.desk.topic(name), 0)
+    for number in range(batches):
+        engine.wait(engine.append_kafka(shard, batch_of(b"%d" % number, b"x" * value_bytes)))
+    return engine, shard
+
+
+def next_of(answer: dict[str, Any]) -> int:
+    header = read_header(answer["records"][-1])
+    return header.base_offset + header.last_offset_delta + 1
+
+
+def test_who_goes_on_is_answered_without_a_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(world, "on", 30)
+    taken: list[int] = []
+
+    def counted(log: Any, shard: int, base_offset: int, *rest: Any, **more: Any) -> Any:
+        taken.append(base_offset)
+        return take_batches(log, shard, base_offset, *rest, **more)
+
+    monkeypatch.setattr(segment_kafka, "take_batches", counted)
+
+    async def run() -> None:
+        consumer = Consumer()
+        offset = 0
+        while offset < 40:
+            taken.clear()
+            (answer,) = ask(world, consumer, {"on": offset}, 4096)
+            assert taken == ([] if offset else [0])
+            offset = next_of(answer)
+            await idle()
+            assert offset in taken, "what follows is taken meanwhile"
+        taken.clear()
+        ask(world, consumer, {"on": 2}, 4096)
+        assert taken == [2], "another place than the one made ready"
+
+    in_loop(world, run)
+
+
+@pytest.mark.parametrize("seed", [int(os.environ.get("BASALT_TEST_SEED", "1")), 2])
+def test_answers_are_those_of_who_has_nothing_ready(world: World, seed: int) -> None:
+    """Whatever happens to the partition between two fetches."""
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    name = f"same-{seed}"
+    engine, shard = filled(world, name, 20)
+
+    async def run() -> None:
+        consumers = [Consumer() for _ in range(3)]
+        places = [0, 0, 0]
+        for step in range(STEPS):
+            at = dice.randrange(3)
+            isolation = dice.randrange(2)
+            bytes_max = dice.choice((2500, 4096, 4096, 4096, 9000))
+            (got,) = ask(world, consumers[at], {name: places[at]}, bytes_max, isolation)
+            stranger = Consumer()
+            (expected,) = ask(world, stranger, {name: places[at]}, bytes_max, isolation)
+            world.desk.ahead.take(stranger)
+            assert got == expected, f"seed {seed}, step {step}"
+            info = engine.shard_info(shard)
+            if got["records"]:
+                places[at] = next_of(got)
+            elif got["error_code"] or dice.random() < 0.5:
+                places[at] = dice.randint(info.start_offset, info.high_watermark)
+            await idle()
+            what = dice.random()
+            if what < 0.3:
+                sizes = [dice.randint(1, 1500) for _ in range(dice.randint(1, 4))]
+                engine.wait(engine.append_kafka(shard, batch_of(*(b"y" * size for size in sizes))))
+            elif what < 0.34:
+                engine.wait(engine.append_kafka(shard, transactional(900 + step, 0, b"open" * 200)))
+            elif what < 0.38 and step > STEPS // 2:
+                engine.delete_records_before(shard, dice.randint(info.start_offset, info.high_watermark))
+            elif what < 0.40 and step > 3 * STEPS // 4 and info.high_watermark > info.start_offset:
+                engine.delete_by_offset(shard, [dice.randint(info.start_offset, info.high_watermark - 1)])
+
+    in_loop(world, run)
+
+
+def test_a_partition_that_was_trimmed_is_not_answered_with_what_was_ready(world: World) -> None:
+    engine, shard = filled(world, "trimmed", 20)
+
+    async def run() -> None:
+        consumer = Consumer()
+        (answer,) = ask(world, consumer, {"trimmed": 0}, 4096)
+        await idle()
+        assert world.desk.ahead.size_bytes > 0
+        engine.delete_records_before(shard, 30)
+        (answer,) = ask(world, consumer, {"trimmed": next_of(answer)}, 4096)
+        assert answer["error_code"] == 1, "out of range"
+        assert world.desk.ahead.size_bytes == 0
+
+    in_loop(world, run)
+
+
+def test_what_was_deleted_is_not_in_what_was_ready(world: World) -> None:
+    engine, shard = filled(world, "deleted", 20)
+
+    async def run() -> None:
+        consumer = Consumer()
+        (answer,) = ask(world, consumer, {"deleted": 0}, 4096)
+        following = next_of(answer)
+        await idle()
+        engine.delete_by_offset(shard, [following])
+        (answer,) = ask(world, consumer, {"deleted": following}, 4096)
+        assert b"%d" % (following // 2) not in [each.value for each in records_of(answer)]
+
+    in_loop(world, run)
+
+
+def records_of(answer: dict[str, Any]) -> list[Any]:
+    return [record for raw in answer["records"] for record in records(raw)]
+
+
+def test_what_was_ready_for_one_place_is_not_given_at_another(world: World) -> None:
+    engine, shard = filled(world, "place", 20)
+    following = engine.read_kafka(shard, 0, 4096).next_offset
+    ahead = segment_kafka.take_ahead(engine, shard, following, 4096)
+    assert ahead is not None
+    for offset in (following - 2, following + 2):
+        assert engine.read_kafka(shard, offset, 4096, ahead=ahead) == engine.read_kafka(shard, offset, 4096)
+    assert engine.read_kafka(shard, following, 4096, ahead=ahead).batches is not ahead.taken.batches
+    engine.read_kafka(shard, 0, 4096)
+    assert segment_kafka.take_ahead(engine, shard, following, 500) is None, "a batch over the limit is not kept"
+
+
+def test_little_is_kept_for_one_and_for_all_and_nothing_for_who_is_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_ahead, "CLIENT_BYTES_MAX", 10_000)
+    monkeypatch.setattr(read_ahead, "BYTES_MAX", 15_000)
+    names = [f"little-{number}" for number in range(4)]
+    for name in names:
+        filled(world, name, 20)
+    ahead = world.desk.ahead
+
+    async def run() -> None:
+        consumers = [Consumer() for _ in range(4)]
+        for consumer in consumers:
+            ask(world, consumer, dict.fromkeys(names, 0), 4096)
+            await idle()
+            assert ahead.size_bytes <= 15_000
+        kept = [ahead.take(consumer) for consumer in consumers]
+        assert [len(each) for each in kept] == [0, 0, 2, 2], "the oldest goes first; one has room for two partitions"
+        assert ahead.size_bytes == 0
+        ask(world, consumers[0], dict.fromkeys(names, 0), 4096)
+        consumers[0].is_gone = True
+        await idle()
+        assert not ahead.take(consumers[0])
+
+    in_loop(world, run)
+
+
+def test_what_nobody_asks_for_is_let_go_of(world: World) -> None:
+    engine, shard = filled(world, "aged", 20)
+    ahead = world.desk.ahead
+
+    async def run() -> None:
+        old, young = Consumer(), Consumer()
+        following = engine.read_kafka(shard, 0, 4096).next_offset
+        for consumer in (old, young):
+            ahead.prepare(consumer, [Next(engine, shard, following, 4096)])
+            await idle()
+            assert ahead.size_bytes > 0
+            ahead._age()
+        assert not ahead.take(old)
+        assert ahead.take(young)
+        assert ahead.size_bytes == 0
+
+    in_loop(world, run)
