@@ -56,7 +56,7 @@ class Streams:
             offsets,
             _now_ms,
             path=base / "log",
-            options=LaneOptions(segment_bytes=SEGMENT_BYTES, ring_bytes=RING_BYTES, ring_after=1),
+            options=LaneOptions(segment_bytes=SEGMENT_BYTES, ring_bytes=RING_BYTES, ring_after=1, moved_bytes_min=1000),
         )
         self.numbers = [self._shard(at, level) for at, level in enumerate(LEVELS)]
 

@@ -16,9 +16,9 @@ rolled away from first, then the one being written, then the directory, so that 
 
 `secure` does so faster where it can: a lane that is synced often gets a ring (see `ring`), and if all that is not
 durable is still gathered, the ring takes it instead of the segment. The segment is given it by `tidy`, when those who
-waited have been told, or by a read that comes before. A drain in the background syncs the segment each time half of the
-ring is used; if that takes too long, or there is more to sync than was gathered, `secure` is a `sync`. The ring is
-removed only when all of it is synced in its segment.
+waited have been told, or by a read that comes before; what is large is moved there meanwhile (see `mover`). A drain in
+the background syncs the segment each time half of the ring is used; if that takes too long, or there is more to sync
+than was gathered, `secure` is a `sync`. The ring is removed only when all of it is synced in its segment.
 
 Any error of a write or a sync poisons the lane: how much reached the file is not known, and only recovery can tell. The
 bytes of a failed append are never referred to and are cut off at the next start.
@@ -42,8 +42,10 @@ from basaltmq.errors import StorageError, StoreClosedError, StorePoisonedError
 from basaltmq.log import ring
 from basaltmq.log.committed import Committed
 from basaltmq.log.marker import MARKERS, encode_marker, find_seed
+from basaltmq.log.mover import MOVED_BYTES_MIN, Mover, start_write_back
 from basaltmq.log.ring import Ring
 from basaltmq.log.segment import (
+    IOV_MAX,
     READ_FILES_MAX,
     Segment,
     SegmentFiles,
@@ -51,6 +53,8 @@ from basaltmq.log.segment import (
     SegmentState,
     create_segment,
     list_segments,
+    make_directory,
+    write_on,
 )
 from basaltmq.store.directory import os_error, sync_directory, write_durably
 
@@ -59,9 +63,6 @@ SEGMENT_BYTES: Final = 256 << 20
 
 SEGMENT_AGE_MS: Final = 24 * 60 * 60 * 1000
 """A day: retention by time cannot be finer than a segment's age."""
-
-IOV_MAX: Final = 1024
-"""Buffers in one writev, as Linux has it."""
 
 GATHERED_BYTES_MAX: Final = 1 << 20
 """Frames kept for one write: past a few hundred KB a larger write gains nothing, and what is kept a crash takes."""
@@ -83,6 +84,7 @@ class LaneOptions:
     ring_bytes: int = RING_BYTES
     """0 for no ring."""
     ring_after: int = RING_AFTER
+    moved_bytes_min: int = MOVED_BYTES_MIN
 
 
 class Lane:
@@ -105,9 +107,10 @@ class Lane:
         self._gathered_bytes = 0
         self._ringed = self._ringed_bytes = 0
         """Of what is gathered, how many parts and bytes from the front the ring has."""
-        self._is_tidying = False
-        self._tidying = threading.Lock()
-        """Held while gathered frames that the ring has are written outside the lane's lock."""
+        self._mover = Mover()
+        """Busy while gathered frames are written outside the lane's lock."""
+        self._moved: tuple[int, int, int] | None = None
+        """The descriptor, begin and bytes of what was moved last, until the descriptor may be closed."""
         self._ring: Ring | None = None
         self._ring_wanted = 0
         self._worker: threading.Thread | None = None
@@ -139,7 +142,7 @@ class Lane:
         try:
             seed = find_seed(path)
             if seed is None:
-                _make_directory(path)
+                make_directory(path)
                 seed = random_u32()
                 for name in MARKERS:
                     write_durably(path / name, encode_marker(seed))
@@ -199,8 +202,8 @@ class Lane:
                 self._gathered_bytes += size_bytes
                 self._write_gathered()
             else:
-                if self._is_tidying:
-                    self._await_tidy()
+                if self._mover.is_busy:
+                    self._await_move()
                 self._write_out(parts, size_bytes)
             self._active.size_bytes += size_bytes
             self._end = position + size_bytes
@@ -208,7 +211,7 @@ class Lane:
 
     def write_gathered(self) -> None:
         """Return when everything appended is written: it survives a crash of the process."""
-        if self._gathered or self._is_tidying:
+        if self._gathered or self._mover.is_busy:
             with self._lock:
                 if self._error is not None:
                     raise self._error
@@ -219,26 +222,25 @@ class Lane:
         if parts:
             self._write(parts, size_bytes)
             self._gathered, self._gathered_bytes, self._ringed, self._ringed_bytes = [], 0, 0, 0
-        elif self._is_tidying:
-            self._await_tidy()
+        elif self._mover.is_busy:
+            self._await_move()
 
-    def _await_tidy(self) -> None:
-        """Return when what `tidy` is writing is written."""
-        with self._tidying:
-            pass
+    def _await_move(self) -> None:
+        """Return when what is on its way to the segment is written."""
+        self._mover.wait()
         if self._error is not None:
             raise self._error
 
     def _write(self, parts: Sequence[bytes], size_bytes: int) -> None:
-        if self._is_tidying:
-            self._await_tidy()
+        if self._mover.is_busy:
+            self._await_move()
         self._write_out(parts, size_bytes)
 
     def _write_out(self, parts: Sequence[bytes], size_bytes: int) -> None:
         try:
             written = os.writev(self._fd, parts) if len(parts) <= IOV_MAX else 0
             if written != size_bytes:
-                _write_on(self._fd, parts, written)
+                write_on(self._fd, parts, written)
         except OSError as error:
             meaning = os_error(error, self._active.path)
             self.poison(meaning)
@@ -252,6 +254,7 @@ class Lane:
                     raise self._error
                 self._write_gathered()
                 target = self._end
+                self._moved = None
                 taken = 0 if self._ring is None else self._ring.taken
                 sealing = list(self._sealing)
                 fd = self._fd
@@ -306,11 +309,13 @@ class Lane:
                 self._want_ring()
                 return False
             count = len(gathered)
-            segment = self._active.start
+            start = self._active.start
             parts = gathered[self._ringed :] if self._ringed else list(gathered)
+            if size_bytes >= self.options.moved_bytes_min:
+                self._move()
         held = self._ring
         try:
-            if not held.append(self.seed, target - size_bytes, segment, parts, size_bytes):
+            if not held.append(self.seed, target - size_bytes, start, parts, size_bytes):
                 return False
         except OSError as error:
             meaning = os_error(error, held.path)
@@ -326,27 +331,48 @@ class Lane:
                 self._work(self._drain)
         return True
 
+    def _move(self) -> None:
+        """Have all that is gathered written to the segment meanwhile. Under the lock."""
+        if self._mover.is_busy:
+            self._await_move()
+        parts, size_bytes = self._gathered, self._gathered_bytes
+        begin = self._end - self._active.start - size_bytes
+        self._gathered, self._gathered_bytes, self._ringed, self._ringed_bytes = [], 0, 0, 0
+
+        def write() -> None:
+            # A failure has poisoned the lane.
+            with suppress(StorageError):
+                self._write_out(parts, size_bytes)
+
+        self._moved = self._fd, begin, size_bytes
+        self._mover.begin()
+        self._mover.give(write)
+
     def tidy(self) -> None:
         """Write what `secure` left to the segment, and tell other processes. Appends go on meanwhile."""
         if self._told_position == self._synced_position:
             return
         with self._sync_lock:
             with self._lock:
+                if self._mover.is_busy:
+                    self._mover.wait()
                 if self._error is not None:
                     return
                 parts, size_bytes = self._gathered[: self._ringed], self._ringed_bytes
                 del self._gathered[: self._ringed]
                 self._gathered_bytes -= size_bytes
                 self._ringed = self._ringed_bytes = 0
-                self._tidying.acquire()
-                self._is_tidying = True
+                moved, self._moved = self._moved, None
+                self._mover.begin()
             try:
                 if parts:
                     self._write_out(parts, size_bytes)
             finally:
-                self._is_tidying = False
-                self._tidying.release()
+                self._mover.end()
             self._publish()
+            if moved is not None:
+                # The disk has nothing else to do until the next sync; a drain has the less.
+                start_write_back(*moved)
 
     def _publish(self) -> None:
         """Tell other processes what is durable. All of it is written to its segment."""
@@ -396,7 +422,7 @@ class Lane:
 
     def read(self, position: int, size_bytes: int) -> bytes:
         """Up to `size_bytes` from `position`, fewer only at the end of its segment."""
-        if self._gathered or self._is_tidying:
+        if self._gathered or self._mover.is_busy:
             self.write_gathered()
         segment = self.segment_at(position)
         begin = position - segment.start
@@ -523,6 +549,7 @@ class Lane:
         finally:
             # A sync that is under way must not find its descriptors closed, or given to another file.
             with self._sync_lock, self._lock:
+                self._mover.wait()
                 if self._error is None and self._told_position == self._end:
                     ring.remove(self.path)
                 self._error = StoreClosedError(f"the lane {self.path} is closed")
@@ -534,6 +561,7 @@ class Lane:
                 for fd, _ in self._sealing:
                     os.close(fd)
                 self._sealing.clear()
+            self._mover.close()
             self._files.close()
 
     def _roll(self, size_bytes: int) -> None:
@@ -564,23 +592,3 @@ class Lane:
         self._starts = [*self._starts, segment.start]
         self._roll_at = self._end + self.options.segment_bytes
         self._roll_ms = now_ms + self.options.segment_age_ms
-
-
-def _make_directory(path: Path) -> None:
-    """Make a directory and those above it so that they survive a power loss."""
-    if not path.is_dir():
-        _make_directory(path.parent)
-        path.mkdir(exist_ok=True)
-        sync_directory(path.parent)
-
-
-def _write_on(fd: int, parts: Sequence[bytes], written: int) -> None:
-    """Go on after a short write, or with more buffers than one writev takes."""
-    left = [memoryview(part) for part in parts]
-    while True:
-        while left and written >= len(left[0]):
-            written -= len(left.pop(0))
-        if not left:
-            return
-        left[0] = left[0][written:]
-        written = os.writev(fd, left[:IOV_MAX])

@@ -24,6 +24,7 @@ from basaltmq.errors import CorruptionError, StoreReadOnlyError
 from basaltmq.log.committed import Mark, read_mark
 from basaltmq.log.lane import Lane, LaneOptions
 from basaltmq.log.marker import MARKERS, read_seed
+from basaltmq.log.mover import Mover
 from basaltmq.log.segment import (
     POSITION_MAX,
     Segment,
@@ -50,7 +51,7 @@ class LaneView(Lane):
         self._files = SegmentFiles(self.options.read_files_max)
         self._lock = threading.Lock()
         self._gathered = []
-        self._is_tidying = False
+        self._mover = Mover()
         self._segments = []
         self._starts = []
         self._end = 0

@@ -19,6 +19,7 @@ import errno
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +27,7 @@ from typing import Final
 
 from basaltmq.errors import CorruptionError
 from basaltmq.errors import SegmentGoneError as SegmentGoneError
-from basaltmq.store.directory import os_error
+from basaltmq.store.directory import os_error, sync_directory
 
 SUFFIX: Final = ".log"
 POSITION_DIGITS: Final = 20
@@ -37,6 +38,9 @@ READ_FILES_MAX: Final = 64
 
 
 POSITION_MAX: Final = (1 << 63) - 1
+
+IOV_MAX: Final = 1024
+"""Buffers in one writev, as Linux has it."""
 
 
 class SegmentState(enum.StrEnum):
@@ -190,3 +194,23 @@ def _read_on(fd: int, data: bytes, size_bytes: int, begin: int) -> bytes:
         parts.append(data)
         got += len(data)
     return b"".join(parts)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and those above it so that they survive a power loss."""
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
+def write_on(fd: int, parts: Sequence[bytes], written: int) -> None:
+    """Go on after a short write, or with more buffers than one writev takes."""
+    left = [memoryview(part) for part in parts]
+    while True:
+        while left and written >= len(left[0]):
+            written -= len(left.pop(0))
+        if not left:
+            return
+        left[0] = left[0][written:]
+        written = os.writev(fd, left[:IOV_MAX])

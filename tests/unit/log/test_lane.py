@@ -21,9 +21,9 @@ from basaltmq.errors import (
 )
 from basaltmq.log import lane as lane_module
 from basaltmq.log import marker as marker_module
-from basaltmq.log.lane import IOV_MAX, Lane, LaneOptions
+from basaltmq.log.lane import Lane, LaneOptions
 from basaltmq.log.marker import MARKERS
-from basaltmq.log.segment import SegmentGoneError, SegmentState, parse_segment_name, segment_name
+from basaltmq.log.segment import IOV_MAX, SegmentGoneError, SegmentState, parse_segment_name, segment_name
 
 
 class Clock:

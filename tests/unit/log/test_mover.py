@@ -1,0 +1,209 @@
+"""Large groups: durable in the ring while another thread writes them to their segment, in order and never lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.unit.log.test_ring import copied, found, frame, gather, ringed
+
+from basaltmq.errors import StorePoisonedError
+from basaltmq.log import lane as lane_module
+from basaltmq.log.committed import read_mark
+from basaltmq.log.lane import Lane
+from basaltmq.log.mover import MOVED_BYTES_MIN, Mover
+from basaltmq.log.ring import SLOT_BYTES
+
+WAIT_S = 30.0
+LARGE = bytes(MOVED_BYTES_MIN)
+
+
+def large_ring(path: Path) -> Lane:
+    return ringed(path, ring_bytes=64 * SLOT_BYTES * (1 + MOVED_BYTES_MIN // SLOT_BYTES))
+
+
+def size_of(lane: Lane) -> int:
+    """Of the segment's file."""
+    return lane.segments()[-1].path.stat().st_size
+
+
+@pytest.mark.promise("P1")
+def test_a_large_group_is_durable_before_its_segment_is(tmp_path: Path) -> None:
+    lane = large_ring(tmp_path / "lane")
+    kept = lane.end
+    for round_, sizes in enumerate(((1, 0), (0, 0), (0, 1), (1, 1), (2, 0))):
+        for at, size in enumerate(sizes):
+            gather(lane, 1 + 2 * round_ + at, size * LARGE)
+        lane.secure()
+        assert lane.synced_position == lane.end
+    assert found(copied(lane, tmp_path / "lost", kept), tmp_path) == list(range(11))
+    lane.tidy()
+    assert size_of(lane) == lane.end
+    mark = read_mark(lane.path)
+    assert mark is not None
+    assert mark.synced_position == lane.end
+    assert found(copied(lane, tmp_path / "killed"), tmp_path) == list(range(11))
+    lane.close()
+    assert found(tmp_path / "lane", tmp_path) == list(range(11))
+
+
+@pytest.mark.promise("P1")
+def test_what_is_moved_is_not_called_durable_before_the_ring_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = large_ring(tmp_path / "lane")
+    kept = lane.end
+    real = os.fdatasync
+    seen: list[int] = []
+
+    def fdatasync(fd: int) -> None:
+        lane._mover.wait()
+        assert size_of(lane) == lane.end
+        seen.append(lane.synced_position)
+        mark = read_mark(lane.path)
+        assert mark is None or mark.synced_position <= kept
+        real(fd)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    gather(lane, 1, LARGE)
+    lane.secure()
+    assert seen == [kept]
+    assert lane.synced_position == lane.end
+    monkeypatch.undo()
+    lane.close()
+
+
+class Held:
+    """Holds the thread that moves frames up before its write."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._write = os.writev
+        self.begun = threading.Event()
+        self.goes_on = threading.Event()
+        monkeypatch.setattr(os, "writev", self)
+
+    def __call__(self, fd: int, parts: Sequence[bytes]) -> int:
+        if threading.current_thread().name == "basalt-move":
+            self.begun.set()
+            assert self.goes_on.wait(WAIT_S)
+        return self._write(fd, parts)
+
+
+@pytest.mark.promise("P1")
+@pytest.mark.parametrize("is_more_gathered", [True, False])
+@pytest.mark.parametrize("action", ["read", "append", "sync", "tidy", "roll"])
+def test_whoever_needs_frames_in_their_segment_waits_for_those_on_their_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str, is_more_gathered: bool
+) -> None:
+    lane = large_ring(tmp_path / "lane")
+    segment = lane.segments()[-1].path
+    begin = lane.end
+    held = Held(monkeypatch)
+    expected = first = gather(lane, 1, LARGE)
+    lane.secure()
+    assert held.begun.wait(WAIT_S)
+    numbers = [0, 1]
+    if is_more_gathered:
+        expected += gather(lane, 2)
+        numbers.append(2)
+    read: list[bytes] = []
+
+    def act() -> None:
+        if action == "read":
+            read.append(lane.read(begin, len(first)))
+        elif action == "append":
+            lane.append((frame(3),), len(frame(3)))
+        elif action == "sync":
+            lane.sync()
+        elif action == "tidy":
+            lane.tidy()
+        else:
+            lane.roll()
+
+    other = threading.Thread(target=act)
+    other.start()
+    # It has to wait; were it not to, it would be done by then.
+    other.join(0.05)
+    assert segment.stat().st_size == begin
+    mark = read_mark(lane.path)
+    assert mark is None or mark.synced_position <= begin
+    held.goes_on.set()
+    other.join(WAIT_S)
+    assert not other.is_alive()
+    if action == "append":
+        expected += frame(3)
+        numbers.append(3)
+    assert read == ([first] if action == "read" else [])
+    lane.close()
+    assert segment.read_bytes()[begin:] == expected
+    assert found(tmp_path / "lane", tmp_path) == numbers
+
+
+@pytest.mark.promise("P1")
+def test_a_segment_that_takes_nothing_stops_the_lane_and_the_ring_has_what_was_promised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = large_ring(tmp_path / "lane")
+
+    def full(fd: int, parts: Sequence[bytes]) -> int:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(os, "writev", full)
+    gather(lane, 1, LARGE)
+    lane.secure()
+    lane._mover.wait()
+    with pytest.raises(StorePoisonedError):
+        gather(lane, 2)
+    monkeypatch.undo()
+    lane.close()
+    assert found(tmp_path / "lane", tmp_path) == [0, 1]
+
+
+def test_the_disk_is_told_to_begin_only_with_what_is_there_and_never_of_a_file_that_was_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = large_ring(tmp_path)
+    told: list[tuple[str, int]] = []
+
+    def start_write_back(fd: int, begin: int, size_bytes: int) -> None:
+        assert os.fstat(fd).st_size >= begin + size_bytes
+        told.append((os.readlink(f"/proc/self/fd/{fd}"), begin + size_bytes))
+
+    monkeypatch.setattr(lane_module, "start_write_back", start_write_back)
+    gather(lane, 1, LARGE)
+    lane.secure()
+    lane.tidy()
+    assert told == [(str(lane.segments()[-1].path), lane.end)]
+    gather(lane, 2, LARGE)
+    lane.secure()
+    lane.roll()
+    lane.sync()
+    gather(lane, 3)
+    lane.secure()
+    lane.tidy()
+    assert len(told) == 1
+    lane.close()
+
+
+def test_without_a_thread_to_be_had_it_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    mover = Mover()
+    done: list[int] = []
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    mover.begin()
+    mover.give(lambda: done.append(threading.get_ident()))
+    assert done == [threading.get_ident()]
+    assert not mover.is_busy
+    monkeypatch.undo()
+    mover.begin()
+    mover.give(lambda: done.append(threading.get_ident()))
+    mover.wait()
+    assert len(done) == 2
+    assert done[1] != done[0]
+    mover.close()
