@@ -83,6 +83,7 @@ class MemoryStore:
         self._lock = threading.Lock()
         self._error: StorageError | None = None
         self._wrote: Callable[[int], None] | None = None
+        self._writes = 0
 
     def get(self, family: Family, key: bytes) -> bytes | None:
         with self._lock:
@@ -116,6 +117,7 @@ class MemoryStore:
             raise LimitExceededError(f"a batch of {size_bytes} bytes is over the limit of {BATCH_BYTES_MAX}; split it")
         with self._lock:
             self.require_open()
+            self._writes += 1
             for kind, family, key, value in batch.ops:
                 rows = self._rows[family]
                 if rows.readers:
@@ -139,6 +141,10 @@ class MemoryStore:
         with self._lock:
             self.require_open()
             return sum(rows.size_bytes for rows in self._rows)
+
+    def writes(self) -> int:
+        with self._lock:
+            return self._writes
 
     def poison(self, error: BaseException) -> None:
         with self._lock:

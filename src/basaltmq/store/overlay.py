@@ -110,6 +110,9 @@ class OverlayStore(_Layers):
     def size_bytes(self) -> int:
         return self._base.size_bytes() + self._marks.size_bytes()
 
+    def writes(self) -> int:
+        return self._marks.writes()
+
     def poison(self, error: BaseException) -> None:
         self._marks.poison(error)
 

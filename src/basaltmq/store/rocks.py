@@ -109,6 +109,7 @@ class RocksStore:
         self._cursors: weakref.WeakSet[Cursor | Run] = weakref.WeakSet()
         self._on_close: list[Callable[[], None]] = []
         self._wrote: Callable[[int], None] | None = None
+        self._writes = 0
         self._logged = WriteOptions()
         self._logged.no_slowdown = True
         self._unlogged = WriteOptions()
@@ -226,6 +227,7 @@ class RocksStore:
             self._require_writable()
             if not batch:
                 return
+            self._writes += 1
             native, size_bytes = self._native(batch)
             error: Exception | None = None
             try:
@@ -236,6 +238,10 @@ class RocksStore:
             self._write_failed(error, batch, options, wait_ms)
         if self._wrote is not None:
             self._wrote(size_bytes)
+
+    def writes(self) -> int:
+        with self._lock:
+            return self._writes
 
     def _native(self, batch: Batch) -> tuple[WriteBatch, int]:
         """A batch as RocksDB takes it, and its bytes."""
@@ -294,6 +300,7 @@ class RocksStore:
             pause_s = min(pause_s * 2, 0.05)
             with self._lock:
                 self._require_writable()
+                self._writes += 1
                 # A batch that was refused is consumed all the same.
                 native, _ = self._native(batch)
                 try:

@@ -21,10 +21,11 @@ offsets, and the reader can go on behind it.
 
 Budget of a `batch_write` of 100 x 256 B as columns: 14 us for the writev, 1.6 us for the checksum, 5 us of Python with
 the index's share, 1 us to write its index row later; plain records cost 60 us more to encode. Of what sixteen writers
-wait for each other's sync, the disk has 0.25 to 0.3 ms (0.6 ms without the lane's ring); the rest is sixteen times 9 us
-and their waking, and two threads that wake each other. Tried and dropped: two groups in turn, so that one encodes while
-the other syncs; two syncs at a time; starting the write-back early; space allocated beforehand (the file system's
-journal is written all the same).
+wait for each other's sync, the disk has 0.4 to 0.5 ms (0.7 ms without the lane's ring); the rest is sixteen times 20 to
+25 us, twice of what a batch costs where the caches are warm, and two threads that wake each other. Tried and dropped:
+two groups in turn, so that one encodes while the other syncs; two syncs at a time; a loop that syncs by itself, which
+is no faster where the segment's copy is made meanwhile; space allocated beforehand (the file system's journal is
+written all the same).
 """
 
 from __future__ import annotations
@@ -96,6 +97,7 @@ from basaltmq.streams.segment_reader import LogLane, SegmentReader, wanted_recor
 from basaltmq.streams.segment_recovery import recover
 from basaltmq.streams.segment_replay import Progress, note
 from basaltmq.streams.segment_state import SegmentShard
+from basaltmq.streams.shard_rows import RowsAhead
 from basaltmq.streams.shards import OFFSET_MAX, Engine, Recent, ShardConfig, ShardMeta, Shards, ShardSpec
 from basaltmq.streams.tick import TickSync
 from basaltmq.streams.watermark import done
@@ -141,6 +143,7 @@ class SegmentEngine(SegmentReader):
         super().__init__(store, shards, offsets, clock_ms, leaders)
         self._managed = store
         self._shards_loaded_max = shards_loaded_max
+        self._rows = RowsAhead(store)
         self._states: Recent[SegmentShard] = Recent(self.load_state, shards_loaded_max)
         self.damages: list[Damage] = []
         self.losses: list[Loss] = []
@@ -574,7 +577,7 @@ class SegmentEngine(SegmentReader):
 
     def load_state(self, shard: int) -> SegmentShard:
         # Past the cache of rows: what is loaded here is kept here.
-        raw = self._store.get(Family.SHARDS, keys.shard_key(shard))
+        raw = self._rows.get(shard)
         meta = self._own(shard) if raw is None else ShardMeta.decode(shard, raw)
         if meta.engine is not self.engine:
             meta = self._own(shard)
