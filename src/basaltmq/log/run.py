@@ -22,7 +22,7 @@ import google_crc32c
 
 from basaltmq.errors import CorruptionError
 from basaltmq.log.columnar import EXPIRIES, OFFSET_DELTAS, ColumnBatch, Extent, directory_bytes, directory_of
-from basaltmq.log.frame import AWAITED, COLUMNAR, HEADER, HEADER_BYTES, MAGIC
+from basaltmq.log.frame import AWAITED, COLUMNAR, HEADER_BYTES, MAGIC, PLAIN_HEADER
 from basaltmq.log.record import StoredRecord
 
 Cut: TypeAlias = Callable[[int, int], bytes]
@@ -32,6 +32,10 @@ _TIMES: Final = Struct("<qq")
 _TIMES_AT: Final = 40 - HEADER_BYTES
 """Least and largest time of a frame, seen from where its body begins."""
 
+_AWAITED: Final = COLUMNAR | AWAITED << 8
+"""What follows the times of a header of records that were waited for."""
+
+_unpack = PLAIN_HEADER.unpack_from
 _crc32c = google_crc32c.value
 _extend = google_crc32c.extend
 
@@ -103,7 +107,7 @@ def take_runs(
     runs: list[Run] = []
     begins: list[int] = []
     front = b""
-    front_bytes = count = body_bytes = frame_data_bytes = 0
+    count = body_bytes = frame_data_bytes = 0
     at = records = data_bytes = 0
     is_odd = is_next = is_full = is_cut = False
     expected = base_offset
@@ -112,10 +116,8 @@ def take_runs(
         if begin > size:
             is_cut = True
             break
-        magic, header_crc, body_crc, length, of, base, said, last_delta, _, _, _, kind, flags, _, _ = (
-            HEADER.unpack_from(raw, at)
-        )
-        if base != expected or of != shard or flags & ~AWAITED or kind != COLUMNAR or magic != MAGIC:
+        magic, header_crc, body_crc, length, of, base, said, last_delta, _, _, _, rest = _unpack(raw, at)
+        if base != expected or of != shard or (rest != COLUMNAR and rest != _AWAITED) or magic != MAGIC:
             break
         if begin + length > size:
             is_cut = True
@@ -124,13 +126,12 @@ def take_runs(
             break
         if _crc32c(raw[begin : begin + length] if cut is None else cut(begin, length)) != body_crc:
             break
-        if raw[begin : begin + front_bytes] != front or not front:
+        if not front or not raw.startswith(front, begin):
             try:
                 count, extents, body_bytes, frame_data_bytes = directory_of(raw, begin)
             except CorruptionError:
                 break
-            front_bytes = directory_bytes(len(extents))
-            front = raw[begin : begin + front_bytes]
+            front = raw[begin : begin + directory_bytes(len(extents))]
             is_odd = EXPIRIES in extents or OFFSET_DELTAS in extents
             begins = []
             runs.append(Run(raw, base, count, extents, body_bytes, begins))

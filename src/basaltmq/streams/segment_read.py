@@ -62,6 +62,8 @@ class Place(NamedTuple):
     position: int
     size_bytes: int
     records: int
+    data_bytes: int = 0
+    """What such a frame takes of a read's budget; 0 if it is not known."""
 
 
 class Bookmarks:
@@ -181,6 +183,15 @@ def offset_at(batch: ColumnBatch, base_offset: int, at: int) -> int:
     return base_offset + (at if deltas is None else deltas[at])
 
 
+def _likely(place: Place, taken: Taken) -> Place:
+    """The place with frames like those just taken."""
+    frames = sum([len(run.begins) for run in taken.runs])
+    if not frames:
+        return place
+    sizes = -(-taken.size_bytes // frames), max(1, taken.records // frames), max(1, taken.data_bytes // frames)
+    return Place(place.base_offset, place.position, *sizes)
+
+
 def _read_some(log: Lane, position: int, size_bytes: int) -> bytes:
     """Bytes of the log, none where its segment ends."""
     try:
@@ -245,7 +256,10 @@ class Taker:
         record_bytes = first.size_bytes // max(1, first.records) + 1
         self.reached = None
         while expected < end:
-            likely = min(budget.bytes_left + budget.bytes_left // 8, record_bytes * budget.records_left)
+            likely = budget.bytes_left + budget.bytes_left // 8
+            if first.data_bytes:
+                likely = -(-budget.bytes_left // first.data_bytes) * first.size_bytes
+            likely = min(likely, record_bytes * budget.records_left)
             raw = _read_some(log, position, max(first.size_bytes, min(READ_RUN_BYTES, likely + first.size_bytes)))
             cut = None if self._cutter is None else self._cutter(raw)
             taken = take_runs(log.seed, raw, shard, expected, end, budget.records_left, budget.bytes_left, cut)
@@ -254,7 +268,7 @@ class Taker:
             position += taken.size_bytes
             if not taken.runs or not taken.is_cut:
                 if taken.is_next:
-                    self.reached = Place(expected, position, first.size_bytes, first.records)
+                    self.reached = _likely(Place(expected, position, first.size_bytes, first.records), taken)
                 break
         return expected
 
