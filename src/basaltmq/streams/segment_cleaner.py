@@ -8,7 +8,8 @@ head of the lane; deleted and expired records go with them. A frame in which not
 record is superseded is asked of the key index and verified on the frame it names; a shard without that index has its
 keys noted first, by a pass of its own (`latest_keys`). Transactions: a pass ends before the
 first that is not decided; aborted records go, supersede nothing, and what is rewritten is no longer part of any. A
-marker goes when no frame is left whose fate it may be.
+marker goes when no frame is left whose fate it may be. It ends before batches of idempotent producers of which only
+the batches themselves tell, too (`producers_row`): what is rewritten does not say who appended it.
 
 Cleaning: a sealed segment that is half garbage has its live frames copied to the head of the lane (flag RELOCATED, same
 offsets, same times), and is deleted when the copies are synced and the index that points to them is on disk. Readers
@@ -40,10 +41,13 @@ from basaltmq.log.frame import (
 from basaltmq.log.record import NEVER, StoredRecord
 from basaltmq.log.recovery import Damage, Found, scan
 from basaltmq.log.segment import Segment, SegmentState
+from basaltmq.store import keys
 from basaltmq.store.api import ManagedStore
+from basaltmq.store.families import Family
 from basaltmq.streams.adapter import hash64
 from basaltmq.streams.index_rows import IS_MARKER, NO_WORDS, Entry, entry_of
 from basaltmq.streams.latest_keys import LatestKeys
+from basaltmq.streams.producers_row import known_to
 from basaltmq.streams.retention import (
     RECORDS_PER_STEP,
     CompactionPass,
@@ -78,6 +82,9 @@ KEY_MAPS_MAX: Final = 64
 
 EXPIRED_FRAMES_PER_STEP: Final = 1_000
 """Frames with expired records one step looks into."""
+
+
+OFFSET_MAX: Final = (1 << 63) - 1
 
 
 class SegmentCleaner:
@@ -185,14 +192,15 @@ class SegmentCleaner:
             progress = self._passes[meta.number] = CompactionPass()
         state = self._engine.state_of(meta.number)
         if not progress.is_running:
+            bound = min(state.stable_offset, self._known_to(meta.number))
             is_due = progress.tombstone_due_ms is not None and progress.tombstone_due_ms <= now_ms
-            if not is_due and not pass_is_due(state.high_watermark, progress.passed_to, state.kept):
+            if not is_due and not pass_is_due(bound, progress.passed_to, state.kept):
                 return 0, 0
             if not meta.config.index_keys and not self._begin_noting(meta.number, progress.passed_to):
                 return 0, 0
             progress.is_running = True
             progress.at = 0
-            progress.bound = state.stable_offset
+            progress.bound = bound
             progress.tombstone_due_ms = None
         judge = _Judge(self._engine, state, meta.config, progress, now_ms, self._latest)
         looked = gone = 0
@@ -214,6 +222,11 @@ class SegmentCleaner:
                 gone += self._rewrite(state, meta.config, group, judge)
                 progress.at = group[-1].last_offset + 1
         return looked, gone
+
+    def _known_to(self, shard: int) -> int:
+        """Where batches begin whose producers are known from the log alone."""
+        raw = self._store.get(Family.PRODUCERS, keys.producers_key(shard))
+        return OFFSET_MAX if raw is None else known_to(raw)
 
     def _begin_noting(self, shard: int, start: int) -> bool:
         """False: another shard's keys are being noted, and this one has to wait."""

@@ -16,8 +16,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from basaltmq.errors import CorruptionError, DamagedFrameError
-from basaltmq.log.frame import ALIGNMENT, HEADER_BYTES, KAFKA, records_of
-from basaltmq.log.kafka import encode_records
+from basaltmq.log.frame import ALIGNMENT, HEADER_BYTES, KAFKA, Header, records_of
+from basaltmq.log.kafka import KafkaHeader, encode_records, read_header
 from basaltmq.log.kafka_run import TakenBatches, take_batches
 from basaltmq.streams.adapter import READ_BYTES, READ_BYTES_MAX, check_offset, is_expired
 from basaltmq.streams.index_rows import IN_TRANSACTION, Entry
@@ -99,6 +99,25 @@ def read_batches(
             raise
         next_offset = found.at
     return KafkaRead(found.batches, next_offset, start, end)
+
+
+def producers_batches(reader: SegmentReader, shard: int, offset: int) -> list[KafkaHeader]:
+    """The headers of batches of idempotent producers from `offset` on, whether or not their records were deleted."""
+    state = reader.state_of(shard)
+    with state.lock:
+        end = state.high_watermark
+    found = []
+    for entry in reader.index.entries(shard, offset):
+        if entry.base_offset >= end:
+            break
+        if entry.base_offset < offset:
+            continue
+        header, body = _framed(reader, state, entry)
+        if header.kind == KAFKA:
+            batch = read_header(body)
+            if batch.producer_id >= 0 and not batch.is_control:
+                found.append(batch)
+    return found
 
 
 class _Reading:
@@ -195,6 +214,14 @@ class _Reading:
 def _body_bytes_min(entry: Entry) -> int:
     """What a frame's body has at least, without its padding."""
     return entry.size_bytes - HEADER_BYTES - ALIGNMENT + 1
+
+
+def _framed(reader: SegmentReader, state: SegmentShard, entry: Entry) -> tuple[Header, bytes]:
+    try:
+        return reader.frame_of(state, entry)
+    except CorruptionError as error:
+        reason = f"{reader.lanes[state.lane].log.path} at position {entry.position}: {error}"
+        raise DamagedFrameError(state.number, entry.base_offset, entry.last_offset, reason) from error
 
 
 def _batch(reader: SegmentReader, state: SegmentShard, entry: Entry, start: int) -> bytes | None:

@@ -20,6 +20,7 @@ from typing import Final, TypeVar
 from basaltmq.errors import BasaltError, CorruptionError, DamagedFrameError
 from basaltmq.log.columnar import ColumnBatch
 from basaltmq.log.frame import HEADER_BYTES, Header, check_body, decode_header, records_of
+from basaltmq.log.kafka import KafkaHeader
 from basaltmq.log.kafka_run import LARGE_BYTES
 from basaltmq.log.lane import Lane
 from basaltmq.log.run import Cut
@@ -40,7 +41,7 @@ from basaltmq.streams.index import StreamIndex
 from basaltmq.streams.index_rows import IN_TRANSACTION, Entry
 from basaltmq.streams.leaders import Leaders
 from basaltmq.streams.offsets import Offsets
-from basaltmq.streams.segment_kafka import Ahead, KafkaRead, read_batches
+from basaltmq.streams.segment_kafka import Ahead, KafkaRead, producers_batches, read_batches
 from basaltmq.streams.segment_read import (
     READ_RUN_BYTES,
     Bookmarks,
@@ -147,6 +148,11 @@ class SegmentReader(EngineBase):
         """
         self._own(shard)
         return self._retried(lambda: read_batches(self, shard, offset, max_bytes, is_decided=is_decided, ahead=ahead))
+
+    def producers_batches(self, shard: int, offset: int) -> list[KafkaHeader]:
+        """Who appended what from `offset` on, of those who number their batches."""
+        self._own(shard)
+        return self._retried(lambda: producers_batches(self, shard, offset))
 
     def now_ms(self) -> int:
         return self._clock_ms()

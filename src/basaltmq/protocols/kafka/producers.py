@@ -7,32 +7,29 @@ What is known is in memory. It outlives the process through the log itself, beca
 the batches, and through a row per shard that says where in the log to begin reading them:
 
     0      ->  | first id not given out u64 |
-    shard  ->  | version u8 | next offset u64 | count u32 | producer* |
-               | producer id i64 | epoch i16 | batches u8 | (first sequence i32 | last sequence i32 | offset i64)* |
+    shard  ->  see `streams.producers_row`
 
 The row is written before a shard's first idempotent batch in a process, then every ROW_EVERY of them, and goes with its
-shard. Ids are given out in blocks, durable before use: none is given out twice.
+shard. Compaction waits for it, so that of a shard that is compacted it is written every so often, too, as it is before
+records are deleted. Ids are given out in blocks, durable before use: none is given out twice.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from struct import Struct as Layout
-from struct import error as struct_error
 from typing import Final
 
-from basaltmq.errors import CorruptionError, ShardNotFoundError
-from basaltmq.log.kafka import KafkaHeader, read_header
+from basaltmq.errors import ShardNotFoundError
+from basaltmq.log.kafka import KafkaHeader
 from basaltmq.protocols.kafka import errors as e
 from basaltmq.protocols.kafka.errors import Refused
 from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.streams.producers_row import SEQUENCE_MASK, Known, Producer, decode_row, encode_row
 from basaltmq.streams.segment_engine import SegmentEngine
-
-BATCHES_KEPT: Final = 5
-"""A producer has at most five requests under way."""
 
 PRODUCERS_MAX: Final = 5_000
 """By shard; the one that was silent longest is forgotten."""
@@ -52,35 +49,7 @@ BLOCK: Final = 1_000
 NO_SHARD: Final = 0
 """Under it stands the first id that was not given out."""
 
-READ_BYTES: Final = 8 << 20
-SEQUENCE_MASK: Final = 0x7FFFFFFF
-ROW_VERSION: Final = 1
-
-_HEAD: Final = Layout(">BQI")
-_PRODUCER: Final = Layout(">qhB")
-_BATCH: Final = Layout(">iiq")
 _NEXT: Final = Layout(">Q")
-
-
-class Producer:
-    """One producer in one shard."""
-
-    __slots__ = ("batches", "epoch")
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.batches: deque[tuple[int, int, int]] = deque(maxlen=BATCHES_KEPT)
-        """(first sequence, last sequence, offset), oldest first."""
-
-    def took(self, header: KafkaHeader, base_offset: int) -> None:
-        if header.producer_epoch != self.epoch:
-            self.epoch = header.producer_epoch
-            self.batches.clear()
-        last = (header.base_sequence + header.last_offset_delta) & SEQUENCE_MASK
-        self.batches.append((header.base_sequence, last, base_offset))
-
-
-Known = OrderedDict[int, Producer]
 
 
 class _Shard:
@@ -157,6 +126,21 @@ class Producers:
         raw = self._store.get(Family.PRODUCERS, keys.producers_key(shard))
         return Known() if raw is None else self._recovered(engine, shard, raw)
 
+    def settle(self, shard: int) -> None:
+        """Write what is known of a shard, before something of it goes."""
+        loaded = self._shards.get(shard)
+        if loaded is not None and loaded.since_row:
+            self._write_row(shard, loaded)
+
+    def settle_compacted(self) -> None:
+        """Have compaction go on in the shards that are compacted."""
+        for shard, loaded in list(self._shards.items()):
+            try:
+                if loaded.since_row and loaded.engine.config_of(shard).compact:
+                    self._write_row(shard, loaded)
+            except ShardNotFoundError:
+                continue
+
     def close(self) -> None:
         """Write the rows of shards that have gone on."""
         for shard, loaded in self._shards.items():
@@ -207,17 +191,9 @@ class Producers:
         if raw is None or at > state.next_offset:
             # A power loss may have taken back what the row counts on.
             at, known = state.next_offset - UNKNOWN_REREAD, Known()
-        at = max(at, state.start_offset)
-        while at < state.high_watermark:
-            read = engine.read_kafka(shard, at, READ_BYTES)
-            for batch in read.batches:
-                header = read_header(batch)
-                if header.base_offset >= at and header.producer_id >= 0 and not header.is_control:
-                    producer = known.setdefault(header.producer_id, Producer(header.producer_epoch))
-                    producer.took(header, header.base_offset)
-            if read.next_offset <= at:
-                break
-            at = read.next_offset
+        for header in engine.producers_batches(shard, max(at, state.start_offset)):
+            producer = known.setdefault(header.producer_id, Producer(header.producer_epoch))
+            producer.took(header, header.base_offset)
         return known
 
 
@@ -241,30 +217,3 @@ def _place_of(producer: Producer, header: KafkaHeader) -> int | None:
             f"sequence {header.base_sequence} of producer {header.producer_id} where {expected} is next",
         )
     return None
-
-
-def encode_row(next_offset: int, known: Known) -> bytes:
-    parts = [_HEAD.pack(ROW_VERSION, next_offset, len(known))]
-    for producer_id, producer in known.items():
-        parts.append(_PRODUCER.pack(producer_id, producer.epoch, len(producer.batches)))
-        parts += (_BATCH.pack(*batch) for batch in producer.batches)
-    return b"".join(parts)
-
-
-def decode_row(raw: bytes) -> tuple[int, Known]:
-    known = Known()
-    try:
-        version, next_offset, count = _HEAD.unpack_from(raw)
-        if version != ROW_VERSION:
-            raise CorruptionError(f"a row of producers has version {version}, this Basalt knows {ROW_VERSION}")
-        at = _HEAD.size
-        for _ in range(count):
-            producer_id, epoch, batches = _PRODUCER.unpack_from(raw, at)
-            at += _PRODUCER.size
-            producer = known[producer_id] = Producer(epoch)
-            for _ in range(batches):
-                producer.batches.append(_BATCH.unpack_from(raw, at))
-                at += _BATCH.size
-    except struct_error as error:
-        raise CorruptionError(f"a row of producers cannot be read: {error}") from error
-    return next_offset, known

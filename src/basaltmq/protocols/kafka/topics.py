@@ -271,6 +271,7 @@ async def _trimmed(desk: Desk, client: Client, name: str, asked: Fields) -> Fiel
         if not 0 <= offset <= latest:
             raise OffsetOutOfRangeError(shard, offset, info.start_offset, latest)
         with desk.guard():
+            desk.producers.settle(shard)
             start = await asyncio.to_thread(engine.delete_records_before, shard, offset)
     except BasaltError as error:
         return {"partition_index": partition, "error_code": e.code_of(error)}

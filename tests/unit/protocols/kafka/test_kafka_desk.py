@@ -14,7 +14,7 @@ import pytest
 
 from basaltmq.broker.stream_queue import StreamQueues
 from basaltmq.errors import CorruptionError, InvalidConfigError
-from basaltmq.log.kafka import encode_plain, read_header, records
+from basaltmq.log.kafka import KafkaHeader, encode_plain, read_header, records
 from basaltmq.log.record import Record
 from basaltmq.protocols.kafka import api as k
 from basaltmq.protocols.kafka import errors as e
@@ -24,13 +24,14 @@ from basaltmq.protocols.kafka.configs import topic_config
 from basaltmq.protocols.kafka.desk import Answer, Client, Desk, Settings
 from basaltmq.protocols.kafka.errors import Refused
 from basaltmq.protocols.kafka.fetch import fetch
-from basaltmq.protocols.kafka.producers import Known, Producer, Producers, decode_row, encode_row
+from basaltmq.protocols.kafka.producers import Producers
 from basaltmq.store import keys
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore
 from basaltmq.streams.durability import Durability
+from basaltmq.streams.producers_row import Known, Producer, decode_row, encode_row, known_to
 from basaltmq.streams.segment_engine import SegmentEngine
 
 
@@ -62,8 +63,8 @@ class World:
         vhost = SimpleNamespace(name="/", streams=self.streams, store=self.store, is_up=True)
         self.desk = Desk(cast(Any, None), cast(Any, vhost), Settings())
 
-    def topic(self, name: str) -> tuple[SegmentEngine, int]:
-        self.desk.plane.topics.create(name, topic_config((), 1, Durability.WRITTEN))
+    def topic(self, name: str, *settings: tuple[str, str]) -> tuple[SegmentEngine, int]:
+        self.desk.plane.topics.create(name, topic_config(settings, 1, Durability.WRITTEN))
         return self.desk.engine(self.desk.topic(name), 0)
 
     def fetch(self, topic: str, offset: int, max_bytes: int = 1 << 20) -> dict[str, Any]:
@@ -99,8 +100,8 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.close()
 
 
-def batch_of(*values: bytes, producer: tuple[int, int, int] | None = None) -> bytes:
-    raw = encode_plain([Record(value, timestamp_ms=1_700_000_000_000) for value in values])
+def batch_of(*values: bytes, producer: tuple[int, int, int] | None = None, key: bytes | None = None) -> bytes:
+    raw = encode_plain([Record(value, key, timestamp_ms=1_700_000_000_000) for value in values])
     if producer is None:
         return raw
     covered = raw[21:43] + struct.pack(">qhi", *producer) + raw[57:]
@@ -182,6 +183,60 @@ def test_a_row_that_counts_on_more_than_the_log_has_is_not_believed(world: World
     producers = Producers(world.store)
     assert producers.check(engine, shard, read_header(batch_of(b"1", producer=(pid, 0, 1)))) == 1
     assert producers.check(engine, shard, read_header(batch_of(b"2", producer=(pid, 0, 2)))) is None, "it was lost"
+
+
+@pytest.mark.promise("P1", "P2")
+def test_what_is_compacted_or_deleted_is_known_when_it_is_sent_again_after_a_crash(world: World) -> None:
+    engine, shard = world.topic("compacted", ("cleanup.policy", "compact"))
+    producers = Producers(world.store)
+    pid, _ = producers.next_id()
+
+    def sent(sequence: int) -> KafkaHeader:
+        return read_header(batch_of(b"%d" % sequence, producer=(pid, 0, sequence), key=b"same"))
+
+    def compact() -> list[bytes]:
+        for _ in range(5):
+            engine.retain(1_700_000_000_000)
+        return [record.value for record in engine.read_by_offset(shard, 0).records()]
+
+    def is_known_after_a_crash() -> None:
+        again = Producers(world.store)
+        assert [again.check(engine, shard, sent(sequence)) for sequence in (4, 5, 6)] == [4, 5, None]
+
+    for sequence in range(6):
+        raw = batch_of(b"%d" % sequence, producer=(pid, 0, sequence), key=b"same")
+        assert producers.check(engine, shard, read_header(raw)) is None
+        producers.appended(shard, read_header(raw), engine.append_kafka(shard, raw).base_offset)
+    row = world.store.get(Family.PRODUCERS, keys.producers_key(shard))
+    assert row is not None
+    assert known_to(row) == 0
+    assert compact() == [b"0", b"1", b"2", b"3", b"4", b"5"], "only the batches tell of their producer"
+    engine.delete_by_offset(shard, [4])
+    # What a process that begins finds it writes down: this one is to find it in the log.
+    is_known_after_a_crash()
+    assert compact() == [b"5"]
+    is_known_after_a_crash()
+
+
+def test_compaction_goes_on_when_what_is_known_is_written_down(world: World) -> None:
+    engine, shard = world.topic("settled", ("cleanup.policy", "compact"))
+    plain, other = world.topic("plain")
+    producers = Producers(world.store)
+    pid, _ = producers.next_id()
+    for each, number in ((engine, shard), (plain, other)):
+        for sequence in range(3):
+            raw = batch_of(b"%d" % sequence, producer=(pid, 0, sequence), key=b"same")
+            producers.check(each, number, read_header(raw))
+            producers.appended(number, read_header(raw), each.append_kafka(number, raw).base_offset)
+    producers.settle_compacted()
+    rows = [world.store.get(Family.PRODUCERS, keys.producers_key(number)) for number in (shard, other)]
+    assert [known_to(row) for row in rows if row is not None] == [3, 0]
+    engine.retain(1_700_000_000_000)
+    assert [record.value for record in engine.read_by_offset(shard, 0).records()] == [b"2"]
+    producers.settle(other)
+    row = world.store.get(Family.PRODUCERS, keys.producers_key(other))
+    assert row is not None
+    assert known_to(row) == 3
 
 
 def test_sequences_go_round_at_their_largest(world: World) -> None:

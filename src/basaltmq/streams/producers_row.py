@@ -1,0 +1,92 @@
+"""What is known of a shard's idempotent producers, as a row.
+
+    shard  ->  | version u8 | next offset u64 | count u32 | producer* |
+               | producer id i64 | epoch i16 | batches u8 | (first sequence i32 | last sequence i32 | offset i64)* |
+
+The row knows of every batch below its next offset; those behind it say so themselves, in their headers. So compaction,
+which makes frames without such headers, leaves alone what no row knows of (`known_to`): a producer that sends a batch
+again after a crash is told where it is, though the batch was compacted meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from struct import Struct as Layout
+from struct import error as struct_error
+from typing import Final
+
+from basaltmq.errors import CorruptionError
+from basaltmq.log.kafka import KafkaHeader
+
+BATCHES_KEPT: Final = 5
+"""A producer has at most five requests under way."""
+
+SEQUENCE_MASK: Final = 0x7FFFFFFF
+ROW_VERSION: Final = 1
+
+_HEAD: Final = Layout(">BQI")
+_PRODUCER: Final = Layout(">qhB")
+_BATCH: Final = Layout(">iiq")
+
+
+class Producer:
+    """One producer in one shard."""
+
+    __slots__ = ("batches", "epoch")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.batches: deque[tuple[int, int, int]] = deque(maxlen=BATCHES_KEPT)
+        """(first sequence, last sequence, offset), oldest first."""
+
+    def took(self, header: KafkaHeader, base_offset: int) -> None:
+        if header.producer_epoch != self.epoch:
+            self.epoch = header.producer_epoch
+            self.batches.clear()
+        last = (header.base_sequence + header.last_offset_delta) & SEQUENCE_MASK
+        self.batches.append((header.base_sequence, last, base_offset))
+
+
+Known = OrderedDict[int, Producer]
+
+
+def encode_row(next_offset: int, known: Known) -> bytes:
+    parts = [_HEAD.pack(ROW_VERSION, next_offset, len(known))]
+    for producer_id, producer in known.items():
+        parts.append(_PRODUCER.pack(producer_id, producer.epoch, len(producer.batches)))
+        parts += (_BATCH.pack(*batch) for batch in producer.batches)
+    return b"".join(parts)
+
+
+def decode_row(raw: bytes) -> tuple[int, Known]:
+    known = Known()
+    next_offset, count = _head(raw)
+    at = _HEAD.size
+    try:
+        for _ in range(count):
+            producer_id, epoch, batches = _PRODUCER.unpack_from(raw, at)
+            at += _PRODUCER.size
+            producer = known[producer_id] = Producer(epoch)
+            for _ in range(batches):
+                producer.batches.append(_BATCH.unpack_from(raw, at))
+                at += _BATCH.size
+    except struct_error as error:
+        raise CorruptionError(f"a row of producers cannot be read: {error}") from error
+    return next_offset, known
+
+
+def known_to(raw: bytes) -> int:
+    """The offset below which a row knows of all batches."""
+    next_offset: int = _head(raw)[0]
+    return next_offset
+
+
+def _head(raw: bytes) -> tuple[int, int]:
+    """(next offset, count)"""
+    try:
+        version, next_offset, count = _HEAD.unpack_from(raw)
+    except struct_error as error:
+        raise CorruptionError(f"a row of producers cannot be read: {error}") from error
+    if version != ROW_VERSION:
+        raise CorruptionError(f"a row of producers has version {version}, this Basalt knows {ROW_VERSION}")
+    return next_offset, count
