@@ -40,6 +40,7 @@ def agree(raw: bytes) -> bool:
 @given(QUEUES, BATCHES)
 @example("", [b""])
 @example("q", [b"", b""])
+@example("q" * 127 + "\x1a", [bytes(25)])
 @settings(max_examples=150)
 def test_payloads_of_one_size_are_read_as_protobuf_reads_them(queue: str, payloads: list[bytes]) -> None:
     raw = wire.EnqueueBatchRequest(queue=queue, payloads=payloads).SerializeToString()

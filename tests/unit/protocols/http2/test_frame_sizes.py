@@ -138,6 +138,10 @@ def test_a_client_that_takes_small_frames_may_send_large_ones() -> None:
     assert isinstance(content, Data)
     core.answer(event.stream, encode([(":status", "200")]), bytes(20_000), encode([("grpc-status", "0")]))
     assert sizes(core) == [FRAME_BYTES_MIN, 20_000 - FRAME_BYTES_MIN]
+    event, _ = core.receive(headers(3) + data(3, b"again", ends=True))
+    assert isinstance(event, Headers)
+    core.answer(event.stream, encode([(":status", "200")]), bytes(20_000), encode([("grpc-status", "0")]))
+    assert sizes(core) == [FRAME_BYTES_MIN, 20_000 - FRAME_BYTES_MIN]
 
 
 def test_large_content_is_not_copied_and_small_content_does_not_keep_what_it_came_with() -> None:
@@ -172,6 +176,15 @@ def test_pieces_of_some_size_are_put_together_once() -> None:
     assert all(kept is each for kept, each in zip(rest._pieces, [first, *given], strict=False))
     assert rest.with_next(given[-1]) == b"".join([first, *given])
     assert rest.with_next(b"next") == b"next"
+
+
+def test_a_frame_is_put_together_when_it_is_whole_and_not_before() -> None:
+    core = served()
+    opened(core)
+    raw = data(1, CONTENT)
+    for at in range(0, 100_000, 10_000):
+        core.receive(raw[at : at + 10_000])
+    assert len(core._rest._pieces) == 10
 
 
 def test_half_a_frame_is_forgotten_with_its_connection() -> None:
