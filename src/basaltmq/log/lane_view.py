@@ -7,7 +7,8 @@ and a view that is behind has to catch up. At most `read_files_max` deleted file
 
 The last bytes may be half a frame, being written or torn off by a crash; `recovery.scan` ends before them. What is
 whole is written. What is durable is said by COMMITTED; where that says nothing, `harden` makes durable what is there,
-which any reader may ask of the operating system.
+which any reader may ask of the operating system. A writer that was killed may have confirmed frames that are in its
+ring only (see `lane`): they are seen when the next writer has brought them to their segment.
 """
 
 from __future__ import annotations

@@ -10,10 +10,11 @@ from tests.unit.streams.view_rig import Writer
 from basaltmq.log.record import Record
 
 TOPICS = ("safe", "quick", "rocks")
+SEGMENT_BYTES = 16_384
 
 
 def main(path: Path) -> None:
-    writer = Writer(path, segment_bytes=16_384)
+    writer = Writer(path, segment_bytes=SEGMENT_BYTES)
     if writer.plane.topics.find("safe") is None:
         writer.create("safe")
         writer.create("quick", durability="written")
