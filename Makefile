@@ -8,7 +8,8 @@ PYTHON ?= $(shell for each in python3.11 python3.12 python3.13 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-JOBS ?= 2
+# More than cores: tests wait for disks and processes half of the time.
+JOBS ?= 3
 
 .PHONY: help run demo test check format bench coverage-page clean
 
