@@ -6,7 +6,7 @@ both. Time is CPU time of the two threads that have to do with it, each by its o
 of what the pairs of neighbours say; and of the thread that writes the topic, all of it, over all events. What RocksDB
 does in the background is left out: it comes when it comes, for what any stretch wrote, and is most of the noise. The
 quartiles of the pairs tell how much to believe the caller's part. Beside it what the same stretches lost by the
-clock on the wall, which has all of that in it.
+clock on the wall, which is less than all: what the writing thread does reaches into stretches without events.
 """
 
 from __future__ import annotations
