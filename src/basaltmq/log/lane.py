@@ -16,9 +16,10 @@ rolled away from first, then the one being written, then the directory, so that 
 
 `secure` does so faster where it can: a lane that is synced often gets a ring (see `ring`), and if all that is not
 durable is still gathered, the ring takes it instead of the segment. The segment is given it by `tidy`, when those who
-waited have been told, or by a read that comes before; what is large is moved there meanwhile (see `mover`). A drain in
-the background syncs the segment each time half of the ring is used; if that takes too long, or there is more to sync
-than was gathered, `secure` is a `sync`. The ring is removed only when all of it is synced in its segment.
+waited have been told, or by a read that comes before, which leaves to the ring what awaits a sync; what is large is
+moved there meanwhile (see `mover`). A drain in the background syncs the segment each time half of the ring is used; if
+that takes too long, or there is more to sync than was gathered, `secure` is a `sync`. The ring is removed only when all
+of it is synced in its segment.
 
 Any error of a write or a sync poisons the lane: how much reached the file is not known, and only recovery can tell. The
 bytes of a failed append are never referred to and are cut off at the next start.
@@ -118,7 +119,7 @@ class Lane:
         self._error: StorageError | None = None
         self._active = segments[-1]
         self._fd = os.open(self._active.path, os.O_WRONLY | os.O_CLOEXEC | os.O_APPEND)
-        self._end = self._active.end
+        self._end = self._written = self._active.end
         try:
             self._committed = Committed(path, clock_ms(), self._end)
         except OSError:
@@ -218,12 +219,11 @@ class Lane:
                 self._write_gathered()
 
     def _write_gathered(self) -> None:
-        parts, size_bytes = self._gathered, self._gathered_bytes
-        if parts:
-            self._write(parts, size_bytes)
-            self._gathered, self._gathered_bytes, self._ringed, self._ringed_bytes = [], 0, 0, 0
-        elif self._mover.is_busy:
+        if self._mover.is_busy:
             self._await_move()
+        if self._gathered:
+            self._write_out(self._gathered, self._gathered_bytes)
+            self._gathered, self._gathered_bytes, self._ringed, self._ringed_bytes = [], 0, 0, 0
 
     def _await_move(self) -> None:
         """Return when what is on its way to the segment is written."""
@@ -231,20 +231,14 @@ class Lane:
         if self._error is not None:
             raise self._error
 
-    def _write(self, parts: Sequence[bytes], size_bytes: int) -> None:
-        if self._mover.is_busy:
-            self._await_move()
-        self._write_out(parts, size_bytes)
-
     def _write_out(self, parts: Sequence[bytes], size_bytes: int) -> None:
         try:
             written = os.writev(self._fd, parts) if len(parts) <= IOV_MAX else 0
             if written != size_bytes:
                 write_on(self._fd, parts, written)
         except OSError as error:
-            meaning = os_error(error, self._active.path)
-            self.poison(meaning)
-            raise meaning from error
+            raise self._failed(error, self._active.path) from error
+        self._written += size_bytes
 
     def sync(self) -> None:
         """Return when everything appended before this call is durable."""
@@ -271,9 +265,7 @@ class Lane:
                 if not names_synced:
                     sync_directory(self.path)
             except OSError as error:
-                meaning = os_error(error, self.path)
-                self.poison(meaning)
-                raise meaning from error
+                raise self._failed(error, self.path) from error
             with self._lock:
                 for old_fd, segment in sealing:
                     os.close(old_fd)
@@ -308,7 +300,6 @@ class Lane:
             if self._ring is None:
                 self._want_ring()
                 return False
-            count = len(gathered)
             start = self._active.start
             parts = gathered[self._ringed :] if self._ringed else list(gathered)
             if size_bytes >= self.options.moved_bytes_min:
@@ -318,13 +309,11 @@ class Lane:
             if not held.append(self.seed, target - size_bytes, start, parts, size_bytes):
                 return False
         except OSError as error:
-            meaning = os_error(error, held.path)
-            self.poison(meaning)
-            raise meaning from error
+            raise self._failed(error, held.path) from error
         with self._lock:
             if self._gathered is gathered:
                 # Nobody had it written meanwhile.
-                self._ringed = count
+                self._ringed += len(parts)
                 self._ringed_bytes += size_bytes
             self._synced_position = target
             if 2 * held.used_bytes > held.size_bytes:
@@ -358,10 +347,7 @@ class Lane:
                     self._mover.wait()
                 if self._error is not None:
                     return
-                parts, size_bytes = self._gathered[: self._ringed], self._ringed_bytes
-                del self._gathered[: self._ringed]
-                self._gathered_bytes -= size_bytes
-                self._ringed = self._ringed_bytes = 0
+                parts, size_bytes = self._take_ringed()
                 moved, self._moved = self._moved, None
                 self._mover.begin()
             try:
@@ -421,12 +407,34 @@ class Lane:
             held.release(taken)
 
     def read(self, position: int, size_bytes: int) -> bytes:
-        """Up to `size_bytes` from `position`, fewer only at the end of its segment."""
-        if self._gathered or self._mover.is_busy:
-            self.write_gathered()
+        """Up to `size_bytes` from `position`; fewer at the end of its segment, or before frames that await a sync."""
+        if (self._gathered or self._mover.is_busy) and position + size_bytes > self._written:
+            size_bytes = self._bring(position, size_bytes)
         segment = self.segment_at(position)
         begin = position - segment.start
         return self._files.read(segment, begin, min(size_bytes, segment.size_bytes - begin))
+
+    def _bring(self, position: int, size_bytes: int) -> int:
+        """Have the frame at `position` in its segment; how many bytes can be read there."""
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            if self._mover.is_busy:
+                self._await_move()
+            if position >= self._written + self._ringed_bytes:
+                self._write_gathered()
+            elif self._ringed:
+                # The rest is left for the ring: written, it would take the sync of a segment.
+                self._write_out(*self._take_ringed())
+            return min(size_bytes, self._written - position) if position < self._written else size_bytes
+
+    def _take_ringed(self) -> tuple[list[bytes], int]:
+        """Of what is gathered, the part that the ring has. Under the lock."""
+        parts, size_bytes = self._gathered[: self._ringed], self._ringed_bytes
+        del self._gathered[: self._ringed]
+        self._gathered_bytes -= size_bytes
+        self._ringed = self._ringed_bytes = 0
+        return parts, size_bytes
 
     def will_need(self, segment: Segment, begin: int, size_bytes: int) -> None:
         """A hint that bytes of a segment will be read soon."""
@@ -485,11 +493,9 @@ class Lane:
                 os.ftruncate(self._fd, keep)
                 os.fdatasync(self._fd)
             except OSError as error:
-                meaning = os_error(error, segment.path)
-                self.poison(meaning)
-                raise meaning from error
+                raise self._failed(error, segment.path) from error
             segment.size_bytes = keep
-            self._end = position
+            self._end = self._written = position
             return kept
 
     def settle(self) -> None:
@@ -505,9 +511,7 @@ class Lane:
                 finally:
                     os.close(fd)
             except OSError as error:
-                meaning = os_error(error, segment.path)
-                self.poison(meaning)
-                raise meaning from error
+                raise self._failed(error, segment.path) from error
         self.sync()
 
     def delete(self, segment: Segment) -> None:
@@ -520,15 +524,18 @@ class Lane:
             self._starts = [each.start for each in kept]
         self._files.forget(segment)
         try:
-            os.unlink(segment.path)
-        except FileNotFoundError:
-            pass
+            segment.path.unlink(missing_ok=True)
         except OSError as error:
             raise os_error(error, segment.path) from error
 
     def open_files(self) -> int:
         """Descriptors held."""
         return len(self._files) + len(self._sealing) + 1
+
+    def _failed(self, error: OSError, path: Path) -> StorageError:
+        meaning = os_error(error, path)
+        self.poison(meaning)
+        return meaning
 
     def poison(self, error: BaseException) -> None:
         if self._error is None:
@@ -580,9 +587,8 @@ class Lane:
             segment = create_segment(self.path, self._end, now_ms)
             fd = os.open(segment.path, os.O_WRONLY | os.O_CLOEXEC | os.O_APPEND)
         except OSError as error:
-            meaning = os_error(error, self.path)
-            self.poison(meaning)
-            raise meaning from error
+            raise self._failed(error, self.path) from error
+        self._written = self._end
         self._active.state = SegmentState.SEALING
         self._sealing.append((self._fd, self._active))
         self._names_synced = False

@@ -126,6 +126,67 @@ def test_readers_see_what_is_secured_whether_or_not_it_was_tidied(tmp_path: Path
     assert [each.header.base_offset for each in scan(open_lane(tmp_path), 0)] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("is_tidied", [True, False])
+def test_a_read_of_what_is_durable_leaves_what_awaits_a_sync_to_the_ring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_tidied: bool
+) -> None:
+    lane = ringed(tmp_path / "lane")
+    begin = lane.end
+    durable = gather(lane, 1) + gather(lane, 2)
+    lane.secure()
+    if is_tidied:
+        lane.tidy()
+    awaiting = gather(lane, 3)
+    segment = lane.segments()[-1].path
+    # More is asked for than is durable, as by readers that do not know how much there is.
+    assert lane.read(begin, 1 << 20) == durable
+    assert lane.read(begin + 8, 16) == durable[8:24]
+    assert segment.stat().st_size == begin + len(durable)
+    synced: list[str] = []
+    real = os.fdatasync
+
+    def fdatasync(fd: int) -> None:
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        real(fd)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    lane.secure()
+    assert synced == [NAME]
+    monkeypatch.undo()
+    assert found(copied(lane, tmp_path / "cut", begin), tmp_path) == [0, 1, 2, 3]
+    assert lane.read(begin, 1 << 20) == durable + awaiting
+    gather(lane, 4)
+    assert lane.read(lane.end - len(frame(4)), 1 << 20) == frame(4)
+    lane.close()
+
+
+def test_a_read_while_the_ring_takes_more_gives_what_was_durable_and_the_rest_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = ringed(tmp_path / "lane")
+    begin = lane.end
+    durable = gather(lane, 1)
+    lane.secure()
+    later = gather(lane, 2)
+    real = os.fdatasync
+
+    def fdatasync(fd: int) -> None:
+        monkeypatch.setattr(os, "fdatasync", real)
+        assert lane.read(begin, 1 << 20) == durable
+        gather(lane, 3)
+        real(fd)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    lane.secure()
+    assert lane.synced_position == begin + len(durable) + len(later)
+    lane.tidy()
+    assert lane.segments()[-1].path.stat().st_size == lane.synced_position
+    assert found(copied(lane, tmp_path / "killed"), tmp_path) == [0, 1, 2]
+    lane.secure()
+    lane.close()
+    assert found(tmp_path / "lane", tmp_path) == [0, 1, 2, 3]
+
+
 @pytest.mark.promise("P1")
 def test_frames_that_are_written_beside_secured_ones_are_synced_with_their_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
