@@ -247,17 +247,19 @@ def _parts(shim: Shim) -> tuple[Path | None, ...]:
 def serve(fd: int) -> None:
     """The fork server's loop: a request and a pipe in, a pid out."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # What children need is imported here, once.
-    importlib.import_module("tests.crash.workload")
     link = socket.socket(fileno=fd)
     while True:
         raw, fds, _, _ = socket.recv_fds(link, _REQUEST_BYTES_MAX, 1)
         if not raw:
             return
+        request = json.loads(raw)
+        with contextlib.suppress(Exception):
+            # Once for all children of this kind; what goes wrong the child says.
+            importlib.import_module(request["function"].partition(":")[0])
         pid = os.fork()
         if pid == 0:
             link.close()
-            _be_child(json.loads(raw), fds[0])
+            _be_child(request, fds[0])
         os.close(fds[0])
         link.send(str(pid).encode())
         # The child stays a zombie until the parent has had time to take hold of it by its pid.

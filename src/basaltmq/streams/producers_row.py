@@ -6,6 +6,11 @@
 The row knows of every batch below its next offset; those behind it say so themselves, in their headers. So compaction,
 which makes frames without such headers, leaves alone what no row knows of (`known_to`): a producer that sends a batch
 again after a crash is told where it is, though the batch was compacted meanwhile.
+
+A power loss keeps of the log what was synced, and of the rows what was: either may be ahead of the other. A row that is
+behind, or lost, costs a look at more headers (`recover`); so compaction has it synced before headers go. One that is
+ahead tells of batches that are gone, whose offsets others may be given. It is dropped when its shard is first touched,
+before anything is appended (`drop_ahead`), durably: later nothing would show that it is wrong.
 """
 
 from __future__ import annotations
@@ -13,13 +18,23 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from struct import Struct as Layout
 from struct import error as struct_error
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from basaltmq.errors import CorruptionError
 from basaltmq.log.kafka import KafkaHeader
+from basaltmq.store import keys
+from basaltmq.store.api import Store
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+
+if TYPE_CHECKING:
+    from basaltmq.streams.segment_reader import SegmentReader
 
 BATCHES_KEPT: Final = 5
 """A producer has at most five requests under way."""
+
+UNKNOWN_REREAD: Final = 10_000
+"""Offsets read again at most where no row says where to begin."""
 
 SEQUENCE_MASK: Final = 0x7FFFFFFF
 ROW_VERSION: Final = 1
@@ -79,6 +94,30 @@ def known_to(raw: bytes) -> int:
     """The offset below which a row knows of all batches."""
     next_offset: int = _head(raw)[0]
     return next_offset
+
+
+def recover(reader: SegmentReader, shard: int, raw: bytes | None) -> Known:
+    """What earlier processes appended: from the row, and from the headers of the batches behind it."""
+    state = reader.state_of(shard)
+    at, known = (0, Known()) if raw is None else decode_row(raw)
+    if raw is None or at > state.next_offset:
+        at, known = state.next_offset - UNKNOWN_REREAD, Known()
+    for header in reader.producers_batches(shard, max(at, state.start_offset)):
+        producer = known.setdefault(header.producer_id, Producer(header.producer_epoch))
+        producer.took(header, header.base_offset)
+    return known
+
+
+def drop_ahead(store: Store, shard: int, next_offset: int) -> None:
+    """Drop a shard's row if it tells of batches that a power loss took. Before anything is appended."""
+    key = keys.producers_key(shard)
+    raw = store.get(Family.PRODUCERS, key)
+    if raw is not None and len(raw) >= _HEAD.size and _HEAD.unpack_from(raw)[1] > next_offset:
+        # One that cannot be read is left to those who need it, and say so.
+        batch = Batch()
+        batch.delete(Family.PRODUCERS, key)
+        store.write(batch)
+        store.sync()
 
 
 def _head(raw: bytes) -> tuple[int, int]:

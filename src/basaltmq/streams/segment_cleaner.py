@@ -9,7 +9,8 @@ record is superseded is asked of the key index and verified on the frame it name
 keys noted first, by a pass of its own (`latest_keys`). Transactions: a pass ends before the
 first that is not decided; aborted records go, supersede nothing, and what is rewritten is no longer part of any. A
 marker goes when no frame is left whose fate it may be. It ends before batches of idempotent producers of which only
-the batches themselves tell, too (`producers_row`): what is rewritten does not say who appended it.
+the batches themselves tell, too (`producers_row`): what is rewritten does not say who appended it. So the row that does
+is durable before a pass begins; one that a power loss took is made again from the batches.
 
 Cleaning: a sealed segment that is half garbage has its live frames copied to the head of the lane (flag RELOCATED, same
 offsets, same times), and is deleted when the copies are synced and the index that points to them is on disk. Readers
@@ -43,11 +44,12 @@ from basaltmq.log.recovery import Damage, Found, scan
 from basaltmq.log.segment import Segment, SegmentState
 from basaltmq.store import keys
 from basaltmq.store.api import ManagedStore
+from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.streams.adapter import hash64
 from basaltmq.streams.index_rows import IS_MARKER, NO_WORDS, Entry, entry_of
 from basaltmq.streams.latest_keys import LatestKeys
-from basaltmq.streams.producers_row import known_to
+from basaltmq.streams.producers_row import Known, encode_row, known_to, recover
 from basaltmq.streams.retention import (
     RECORDS_PER_STEP,
     CompactionPass,
@@ -96,11 +98,14 @@ class SegmentCleaner:
         self._rounds = Rounds(shards, Engine.SEGMENT)
         self._passes: dict[int, CompactionPass] = {}
         self._latest: LatestKeys | None = None
+        self._without_row: set[int] = set()
+        """Shards in whose log no row of producers is missing; who comes while this process lives writes one first."""
         self._cleaning: tuple[LogLane, Segment, int, list[Damage]] | None = None
         self._damaged: set[tuple[int, int]] = set()
 
     def forget(self, shard: int) -> None:
         self._passes.pop(shard, None)
+        self._without_row.discard(shard)
         if self._latest is not None and self._latest.shard == shard:
             self._latest = None
 
@@ -198,6 +203,7 @@ class SegmentCleaner:
                 return 0, 0
             if not meta.config.index_keys and not self._begin_noting(meta.number, progress.passed_to):
                 return 0, 0
+            bound = min(bound, self._settle_producers(state))
             progress.is_running = True
             progress.at = 0
             progress.bound = bound
@@ -227,6 +233,26 @@ class SegmentCleaner:
         """Where batches begin whose producers are known from the log alone."""
         raw = self._store.get(Family.PRODUCERS, keys.producers_key(shard))
         return OFFSET_MAX if raw is None else known_to(raw)
+
+    def _settle_producers(self, state: SegmentShard) -> int:
+        """As `_known_to`, of a row that is durable."""
+        number = state.number
+        key = keys.producers_key(number)
+        with state.lock:
+            state.require()
+            if self._store.get(Family.PRODUCERS, key) is None:
+                known = Known() if number in self._without_row else recover(self._engine, number, None)
+                if not known:
+                    if len(self._without_row) >= PASSES_MAX:
+                        self._without_row.clear()
+                    self._without_row.add(number)
+                    return OFFSET_MAX
+                batch = Batch()
+                batch.put(Family.PRODUCERS, key, encode_row(state.high_watermark, known))
+                self._store.write(batch)
+        bound = self._known_to(number)
+        self._store.sync()
+        return bound
 
     def _begin_noting(self, shard: int, start: int) -> bool:
         """False: another shard's keys are being noted, and this one has to wait."""

@@ -90,6 +90,7 @@ from basaltmq.streams.index_rows import (
 )
 from basaltmq.streams.leaders import HERE, Leaders
 from basaltmq.streams.offsets import Offsets
+from basaltmq.streams.producers_row import drop_ahead
 from basaltmq.streams.segment_batches import DELTA_MAX, as_columns, offset_runs
 from basaltmq.streams.segment_cleaner import SegmentCleaner
 from basaltmq.streams.segment_read import index_of, offset_at
@@ -584,6 +585,9 @@ class SegmentEngine(SegmentReader):
         state = SegmentShard(meta, self.index.shard_row(shard))
         if self.index.outcomes.is_used:
             state.undecided = self.index.outcomes.undecided(shard)
+        if self.lanes:
+            # Before, the index is still behind the log.
+            drop_ahead(self._store, shard, state.next_offset)
         return state
 
 

@@ -28,7 +28,7 @@ from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.streams.producers_row import SEQUENCE_MASK, Known, Producer, decode_row, encode_row
+from basaltmq.streams.producers_row import SEQUENCE_MASK, Known, Producer, encode_row, recover
 from basaltmq.streams.segment_engine import SegmentEngine
 
 PRODUCERS_MAX: Final = 5_000
@@ -39,9 +39,6 @@ LOADED_MAX: Final = 100_000
 
 ROW_EVERY: Final = 500
 """Batches of a shard between two rows: as many are read again after a crash."""
-
-UNKNOWN_REREAD: Final = 10_000
-"""Offsets read again at most where no row says where to begin."""
 
 BLOCK: Final = 1_000
 """Producer ids made durable at once."""
@@ -124,7 +121,7 @@ class Producers:
         if loaded is not None:
             return loaded.known
         raw = self._store.get(Family.PRODUCERS, keys.producers_key(shard))
-        return Known() if raw is None else self._recovered(engine, shard, raw)
+        return Known() if raw is None else recover(engine, shard, raw)
 
     def settle(self, shard: int) -> None:
         """Write what is known of a shard, before something of it goes."""
@@ -175,7 +172,7 @@ class Producers:
         raw = self._store.get(Family.PRODUCERS, keys.producers_key(shard))
         known = Known()
         if raw is not None or header.producer_id < self._first_id:
-            known = self._recovered(engine, shard, raw)
+            known = recover(engine, shard, raw)
         loaded = _Shard(engine, known, engine.state_of(shard).high_watermark)
         # Before the batch, so that where there is one there is a row.
         self._write_row(shard, loaded)
@@ -183,18 +180,6 @@ class Producers:
         self._loaded += len(known)
         self._make_room(shard)
         return loaded
-
-    def _recovered(self, engine: SegmentEngine, shard: int, raw: bytes | None) -> Known:
-        """What earlier processes appended: from the row, and from the headers of the batches behind it."""
-        state = engine.state_of(shard)
-        at, known = (0, Known()) if raw is None else decode_row(raw)
-        if raw is None or at > state.next_offset:
-            # A power loss may have taken back what the row counts on.
-            at, known = state.next_offset - UNKNOWN_REREAD, Known()
-        for header in engine.producers_batches(shard, max(at, state.start_offset)):
-            producer = known.setdefault(header.producer_id, Producer(header.producer_epoch))
-            producer.took(header, header.base_offset)
-        return known
 
 
 def _place_of(producer: Producer, header: KafkaHeader) -> int | None:

@@ -1,0 +1,118 @@
+"""Steps of a process with one idempotent producer, each told to the parent, which cuts the power after the last.
+
+The producer sends six batches of one record, all with the same key, to a topic that is compacted or is not. What a step
+does not sync is lost with the power: the rows of producers are in the store, the batches in the log, and each test has
+another of the two ahead. Lines to the parent: `id n` the producer's id, `found offset|none ...` what a producer is told
+that sends batches again, `values ...` what is in the topic, and `ready` before the power goes.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from tests.crash.harness import Emit
+from tests.unit.protocols.kafka.test_kafka_desk import World, batch_of
+
+from basaltmq.log.kafka import KafkaHeader, read_header
+from basaltmq.streams.segment_engine import SegmentEngine
+
+TOPIC = "numbered"
+BATCHES = 6
+NOW_MS = 1_700_000_000_000
+PASSES = 5
+
+
+def begin(emit: Emit, path: str, is_compacted: int) -> None:
+    """Make the topic and give the producer its id; all of it durable."""
+    world = World(Path(path))
+    world.topic(TOPIC, *([("cleanup.policy", "compact")] if is_compacted else []))
+    emit(f"id {world.desk.producers.next_id()[0]}")
+    world.store.sync()
+    _await_the_end(emit)
+
+
+def send(emit: Emit, path: str, producer: int, synced: str) -> None:
+    """Send the batches and write the row; `synced` is all that is durable then: the log, or the rows."""
+    world = World(Path(path))
+    engine, shard = _topic(world)
+    producers = world.desk.producers
+    for sequence in range(BATCHES):
+        header = _header(producer, sequence)
+        assert producers.check(engine, shard, header) is None
+        raw = batch_of(b"%d" % sequence, producer=(producer, 0, sequence), key=b"same")
+        producers.appended(shard, header, engine.append_kafka(shard, raw).base_offset)
+    if synced == "rows":
+        producers.settle(shard)
+        world.store.sync()
+    else:
+        _sync_log(engine)
+    _await_the_end(emit)
+
+
+def compact(emit: Emit, path: str, producer: int) -> None:
+    """Send, write the row, compact; the log is durable, and of the store what compaction made so."""
+    world = World(Path(path))
+    engine, shard = _topic(world)
+    producers = world.desk.producers
+    for sequence in range(BATCHES):
+        header = _header(producer, sequence)
+        assert producers.check(engine, shard, header) is None
+        raw = batch_of(b"%d" % sequence, producer=(producer, 0, sequence), key=b"same")
+        producers.appended(shard, header, engine.append_kafka(shard, raw).base_offset)
+    producers.settle_compacted()
+    _compacted(emit, engine, shard)
+    _sync_log(engine)
+    _await_the_end(emit)
+
+
+def compact_again(emit: Emit, path: str) -> None:
+    """What a process does that finds the batches, and hears nothing of their producer."""
+    world = World(Path(path))
+    engine, shard = _topic(world)
+    _compacted(emit, engine, shard)
+    _sync_log(engine)
+    _await_the_end(emit)
+
+
+def others(emit: Emit, path: str) -> None:
+    """Somebody who does not number batches is given the offsets that the producer had."""
+    world = World(Path(path))
+    engine, shard = _topic(world)
+    for number in range(2 * BATCHES):
+        assert engine.append_kafka(shard, batch_of(b"other %d" % number)).base_offset == number
+    _sync_log(engine)
+    _await_the_end(emit)
+
+
+def resend(emit: Emit, path: str, producer: int, first: int, last: int) -> None:
+    """What the producer is told when it sends these again."""
+    world = World(Path(path))
+    engine, shard = _topic(world)
+    told = [world.desk.producers.check(engine, shard, _header(producer, each)) for each in range(first, last + 1)]
+    emit(" ".join(["found", *("none" if each is None else str(each) for each in told)]))
+    world.close()
+
+
+def _topic(world: World) -> tuple[SegmentEngine, int]:
+    return world.desk.engine(world.desk.topic(TOPIC), 0)
+
+
+def _header(producer: int, sequence: int) -> KafkaHeader:
+    return read_header(batch_of(b"%d" % sequence, producer=(producer, 0, sequence), key=b"same"))
+
+
+def _compacted(emit: Emit, engine: SegmentEngine, shard: int) -> None:
+    for _ in range(PASSES):
+        engine.retain(NOW_MS)
+    emit(" ".join(["values", *(each.value.decode() for each in engine.read_by_offset(shard, 0).records())]))
+
+
+def _sync_log(engine: SegmentEngine) -> None:
+    for lane in engine.lanes:
+        lane.log.sync()
+
+
+def _await_the_end(emit: Emit) -> None:
+    emit("ready")
+    signal.pause()
