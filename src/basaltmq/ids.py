@@ -7,6 +7,10 @@ When the clock stands still or goes back the last millisecond is kept and the co
 used up the millisecond is moved ahead of the clock. So ids of one generator always sort in the order they were made.
 Two generators never share an id as long as their 32 random bits differ in the same millisecond at the same count.
 
+Random bytes come from the system some thousands at a time, and are never used by two processes. Asking for those of
+each call would let go of the interpreter in every call: a thread that waits for it is woken each time, in vain as a
+rule, at the cost of both.
+
 Budget: an id of a batch costs about 0.15 us; a UUID object would cost ten times that.
 """
 
@@ -27,6 +31,9 @@ ID_BYTES: Final = 16
 MANY_MAX: Final = 1 << 20
 """Ids asked for at once: 64 MiB of Python objects; a larger batch would not fit a store's batch either."""
 
+POOL_BYTES: Final = 8192
+"""Random bytes asked for at once: two thousand ids, some twenty microseconds of the system's."""
+
 _ID: Final = Struct(">8sI4s")
 _COUNTER_BITS: Final = 42
 _LOW_BITS: Final = 30
@@ -42,13 +49,21 @@ class Ids:
     """A generator of ids. Safe to share between threads."""
 
     def __init__(
-        self, clock_ns: Callable[[], int] = time.time_ns, random_bytes: Callable[[int], bytes] = os.urandom
+        self,
+        clock_ns: Callable[[], int] = time.time_ns,
+        random_bytes: Callable[[int], bytes] = os.urandom,
+        process: Callable[[], int] = os.getpid,
     ) -> None:
         self._clock_ns = clock_ns
         self._random_bytes = random_bytes
+        self._process = process
         self._lock = threading.Lock()
         self._time_ms = -1
         self._counter = 0
+        self._pool = b""
+        self._pool_at = 0
+        self._pool_of = -1
+        """The process that asked for the pool: a child has bytes of its own."""
         self._split = Struct("")
         """Takes the random bytes of a call apart; kept, because calls are mostly of one size."""
 
@@ -61,16 +76,19 @@ class Ids:
             raise InvalidArgumentError(f"{count} ids at once: ask for 0 to {MANY_MAX}")
         made: list[bytes] = []
         while len(made) < count:
-            time_ms, counter, size = self._reserve(count - len(made))
+            time_ms, counter, size, random = self._reserve(count - len(made))
             split = self._split
             if split.size != _RANDOM_BYTES * size:
                 split = self._split = Struct(f"{_RANDOM_BYTES}s" * size)
-            made += _build(time_ms, counter, split.unpack(self._random_bytes(split.size)))
+            made += _build(time_ms, counter, split.unpack(random))
         return made
 
-    def _reserve(self, count: int) -> tuple[int, int, int]:
-        """Take up to `count` values of the counter that share their high bits: (time, first value, how many)."""
+    def _reserve(self, count: int) -> tuple[int, int, int, bytes]:
+        """Take up to `count` values of the counter that share their high bits: (time, first value, how many), and
+        random bytes for as many."""
         with self._lock:
+            if self._process() != self._pool_of:
+                self._pool = b""
             time_ms = self._clock_ns() // 1_000_000
             if time_ms > self._time_ms:
                 self._begin(time_ms)
@@ -79,13 +97,26 @@ class Ids:
             counter = self._counter
             size = min(count, (1 << _LOW_BITS) - (counter & _LOW_MASK))
             self._counter = counter + size
-            return self._time_ms, counter, size
+            return self._time_ms, counter, size, self._random(_RANDOM_BYTES * size)
 
     def _begin(self, time_ms: int) -> None:
         if not 0 <= time_ms <= _TIME_MS_MAX:
             raise InvalidArgumentError(f"the clock says {time_ms} ms since 1970, which a UUIDv7 cannot hold")
         self._time_ms = time_ms
-        self._counter = int.from_bytes(self._random_bytes(8), "big") & _SEED_MASK
+        self._counter = int.from_bytes(self._random(8), "big") & _SEED_MASK
+
+    def _random(self, size: int) -> bytes:
+        """So many random bytes that nobody has had."""
+        end = self._pool_at + size
+        if end > len(self._pool):
+            if size > POOL_BYTES:
+                return self._random_bytes(size)
+            self._pool = self._random_bytes(POOL_BYTES)
+            self._pool_of = self._process()
+            self._pool_at, end = 0, size
+        taken = self._pool[self._pool_at : end]
+        self._pool_at = end
+        return taken
 
 
 def _build(time_ms: int, counter: int, tails: tuple[bytes, ...]) -> Iterable[bytes]:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from basaltmq.errors import InvalidArgumentError
-from basaltmq.ids import MANY_MAX, Ids, check_id, format_id, id_time_ms, parse_id
+from basaltmq.ids import MANY_MAX, POOL_BYTES, Ids, check_id, format_id, id_time_ms, parse_id
 
 MS = 1_000_000
 
@@ -120,3 +120,28 @@ def test_a_count_out_of_range_is_refused(count: int) -> None:
 def test_a_clock_outside_48_bits_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="clock"):
         Ids(lambda: (1 << 48) * MS).next()
+
+
+def test_random_bytes_are_asked_for_many_at_once_used_once_and_never_by_a_forked_process() -> None:
+    asked: list[int] = []
+    process = [1]
+
+    def random_bytes(size: int) -> bytes:
+        asked.append(size)
+        return bytes([process[0]]) + len(asked).to_bytes(3, "big") * (size // 3 + 1)
+
+    ids = Ids(lambda: 1000 * MS, lambda n: random_bytes(n)[:n], lambda: process[0])
+    made = [message_id for _ in range(50) for message_id in ids.many(10)]
+    assert asked == [POOL_BYTES]
+    process[0] = 2
+    ids.next()
+    assert asked == [POOL_BYTES] * 2
+    ids.next()
+    assert asked == [POOL_BYTES] * 2
+    assert len(ids.many(POOL_BYTES)) == POOL_BYTES
+    assert asked[2:] == [4 * POOL_BYTES]
+    assert sorted(set(made)) == made
+    counted = iter(range(1 << 20))
+    ids = Ids(lambda: 1000 * MS, lambda n: b"".join(next(counted).to_bytes(4, "big") for _ in range(n // 4)))
+    tails = [message_id[-4:] for size in (1, 7, 300, 2040, 5) for message_id in ids.many(size)]
+    assert len(set(tails)) == len(tails)

@@ -11,7 +11,7 @@ publisher is confirmed like any other when the change is durable.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from basaltmq.errors import BasaltError
 from basaltmq.store.batch import Batch
@@ -35,6 +35,8 @@ class Change:
         "now_ns",
         "ready",
         "refusal",
+        "tell",
+        "told",
     )
 
     def __init__(self, now_ns: int) -> None:
@@ -48,6 +50,9 @@ class Change:
         """Queues in which the change makes messages ready."""
         self.refusal: BasaltError | None = None
         """To be raised when the change is written: the call did something, but not what was asked."""
+        self.told: list[Any] | None = None
+        """What is to be told of the messages of the change when it is written (recorder.py), by `tell`."""
+        self.tell: Callable[[list[Any]], None] | None = None
         self._steps_before: dict[object, Step] = {}
         self._steps_after: list[Step] = []
         self._steps_undo: list[Step] = []
@@ -91,6 +96,8 @@ class Change:
             step()
         for step in self._steps_last.values():
             step()
+        if self.told is not None and self.tell is not None:
+            self.tell(self.told)
 
     def refused(self) -> None:
         for step in reversed(self._steps_undo):

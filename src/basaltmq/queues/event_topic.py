@@ -69,6 +69,7 @@ class EventWriter:
         self.failed = 0
         """Events that could not be written."""
         self._said = ""
+        self._written = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="basalt-events", daemon=True)
         self._thread.start()
 
@@ -80,6 +81,14 @@ class EventWriter:
             "dropped": self.recorder.dropped,
             "failed": self.failed,
         }
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Return when every event told so far is written, or lost and counted; False if that takes longer."""
+        told = self.recorder.recorded
+        self._much.set()
+        self._something.set()
+        with self._written:
+            return self._written.wait_for(lambda: self.written + self.failed >= told or self._closing, timeout_s)
 
     def close(self) -> None:
         """Write what waits, and stop."""
@@ -115,6 +124,8 @@ class EventWriter:
         except Exception:
             self.failed += events
             _log.exception("lifecycle events are lost")
+        with self._written:
+            self._written.notify_all()
 
     def _append(self, blocks: list[bytes]) -> None:
         if self._streams.topics.find(TOPIC) is None:

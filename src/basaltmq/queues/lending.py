@@ -13,7 +13,7 @@ from basaltmq.queues.backing import APART, RETURNED, SPILLED, TRANSIENT, Entry
 from basaltmq.queues.change import Change
 from basaltmq.queues.delivery import PRIORITY, REDELIVERED, Deliveries, Delivery
 from basaltmq.queues.leases import LeaseCall
-from basaltmq.queues.lifecycle import Kind
+from basaltmq.queues.lifecycle import LEASED
 from basaltmq.queues.plain import Plain
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def lend_plain(queue: Queue, change: Change, plain: Plain, consumer: str, visibi
     assert ids is not None, "whoever has their bytes has them"
     expires_ns = queue.lease_until(change.now_ns, visibility_ms)
     _begin(queue, change, LeaseCall(token, consumer, change.now_ns, expires_ns, {}, plain.without_rows(), ids))
-    queue.shared.events.note(change, Kind.LEASED, queue, plain, consumer, tried=True)
+    queue.shared.events.note(change, LEASED, queue, plain, consumer, tried=True)
     return Deliveries(token, ids, plain.keys, plain.rows)
 
 
@@ -69,7 +69,7 @@ def lend(
             entry.row = b""
     else:
         deliveries = _hand_out(queue, change, token, entries)
-    queue.shared.events.note(change, Kind.LEASED, queue, deliveries, consumer, keys=message_keys, tried=True)
+    queue.shared.events.note(change, LEASED, queue, deliveries, consumer, keys=message_keys, tried=True)
     return deliveries
 
 

@@ -40,7 +40,7 @@ from struct import error as struct_error
 from typing import Final, NamedTuple
 
 from basaltmq.errors import CorruptionError
-from basaltmq.store.keys import decode_message_key, lp, take_lp
+from basaltmq.store.keys import decode_message_key, take_lp
 
 TOPIC: Final = "__events"
 LAYOUT: Final = 1
@@ -51,6 +51,9 @@ ALIKE: Final = 4
 
 HEADS_MAX: Final = 1024
 """Beginnings of blocks that are kept: some hundred bytes each."""
+
+CONSUMER_CHARS_MAX: Final = 16_383
+"""Of a consumer's name: as many as fit into its length whatever they are."""
 
 _SIZE: Final = Struct(">I")
 _HEAD_SIZE: Final = Struct(">H")
@@ -73,6 +76,12 @@ class Kind(enum.IntEnum):
     DEAD_LETTERED = 6
     LAPSED = 7
     DROPPED = 8
+
+
+ENQUEUED: Final = Kind.ENQUEUED
+LEASED: Final = Kind.LEASED
+ACKED: Final = Kind.ACKED
+"""Those of every message, by names that are looked up at once: of an enumeration that takes longer than the rest."""
 
 
 class Event(NamedTuple):
@@ -100,7 +109,7 @@ def encode_block(
     """A block of messages with these keys."""
     flags |= ATTEMPTS if attempts else 0
     messages = b"".join(keys)
-    name = lp(consumer)[2:]
+    name = _consumer_bytes(consumer)
     size = _HEAD.size + len(name) + len(messages) + len(attempts)
     head = _WHOLE_HEAD.pack(size, LAYOUT, kind, flags, at_ns, len(keys), len(name))
     return b"".join((head, name, messages, attempts))
@@ -129,7 +138,7 @@ class BlockEncoder:
 
     def _make(self, kind: int, consumer: str, head_bytes: int, id_bytes: int) -> tuple[bytes, bytes]:
         """What is before the moment and behind it, up to the messages."""
-        name = lp(consumer)[2:]
+        name = _consumer_bytes(consumer)
         head_size = _HEAD_SIZE.pack(head_bytes) if id_bytes else b""
         size = _HEAD.size + len(name) + len(head_size) + head_bytes + id_bytes
         flags, count = (ALIKE, id_bytes // _ID_BYTES) if id_bytes else (0, 1)
@@ -139,6 +148,11 @@ class BlockEncoder:
         made = whole[:_AT_NS], whole[_AT_NS + 8 :] + name + head_size
         self._heads[kind, consumer, head_bytes, id_bytes] = made
         return made
+
+
+def _consumer_bytes(consumer: str) -> bytes:
+    """A consumer's name as events tell it. Whatever a consumer calls itself, telling of it does not fail."""
+    return consumer[:CONSUMER_CHARS_MAX].encode(errors="replace")
 
 
 def decode_events(value: bytes) -> Iterator[Event]:

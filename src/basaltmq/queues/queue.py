@@ -27,7 +27,7 @@ from basaltmq.queues.expiry import expire
 from basaltmq.queues.fair import SUB_QUEUES_MAX
 from basaltmq.queues.hooks import QueueHooks
 from basaltmq.queues.leases import FOREVER, LEASE_MAX, LeaseCall, Leases, check_visibility
-from basaltmq.queues.lifecycle import Kind
+from basaltmq.queues.lifecycle import ACKED, ENQUEUED
 from basaltmq.queues.making import ENQUEUE_MAX, MS, Made
 from basaltmq.queues.message import Message, encode_row
 from basaltmq.queues.plain import Plain
@@ -209,7 +209,7 @@ class Queue:
         if delayed:
             delay(self, change, delayed)
             entries = [*entries, *(entry for entry, _ in delayed)]
-        self.shared.events.note(change, Kind.ENQUEUED, self, entries)
+        self.shared.events.note(change, ENQUEUED, self, entries)
         return ids
 
     def deliver(
@@ -224,7 +224,7 @@ class Queue:
         self.count(entries, 1)
         self.backing.publish_delivered(change, entries)
         change.fresh.update(e.key for e in entries)
-        self.shared.events.note(change, Kind.ENQUEUED, self, entries)
+        self.shared.events.note(change, ENQUEUED, self, entries)
         return lending.lend(self, change, [*entries], consumer, visibility_ms)
 
     def admit(self, change: Change, entries: Sequence[Entry], sub: str | None = None) -> None:
@@ -374,7 +374,7 @@ class Queue:
             self.leases.cancel(change, call)
         self.delete(change, entries)
         self.stats.acked += len(entries)
-        self.shared.events.note(change, Kind.ACKED, self, entries, call.consumer)
+        self.shared.events.note(change, ACKED, self, entries, call.consumer)
         if self.stats.acked >= self._raise_floor_at:
             change.last(self, self.raise_floor)
         return len(entries)
