@@ -39,3 +39,25 @@ def fit(backing: BackingQueue, fetched: list[Entry], room_bytes: int, *, is_firs
             return fetched[:number], 0
         room_bytes = max(0, room_bytes - entry.size_bytes)
     return fetched, room_bytes
+
+
+class Room:
+    """The same one by one: what is left for the bodies of a call. The first fits whatever its size."""
+
+    __slots__ = ("_is_first", "left_bytes")
+
+    def __init__(self, left_bytes: int | None) -> None:
+        self.left_bytes = left_bytes
+        """None: nobody asks. 0: there is none, or something did not fit."""
+        self._is_first = True
+
+    def fits(self, entry: Entry) -> bool:
+        if self.left_bytes is None or self._is_first or entry.size_bytes <= self.left_bytes:
+            return True
+        self.left_bytes = 0
+        return False
+
+    def take(self, entry: Entry) -> None:
+        self._is_first = False
+        if self.left_bytes is not None:
+            self.left_bytes = max(0, self.left_bytes - entry.size_bytes)

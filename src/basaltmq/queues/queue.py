@@ -295,18 +295,24 @@ class Queue:
         if throttling is not None:
             # Those that come back are older than those parked in this change: all line up again.
             change.undo(lambda: self.settle_down(change.now_ns))
-            ready = self._without_expired(change, throttling.woken(change, count))
-        while len(ready) < count:
+            woken, size_bytes_max = throttling.woken(change, count, size_bytes_max)
+            ready = self._without_expired(change, woken)
+        while len(ready) < count and not (ready and size_bytes_max == 0):
             fetched = self.backing.fetch(count - len(ready))
             if not fetched:
                 break
+            room_bytes = size_bytes_max
             if size_bytes_max is not None:
-                fetched, size_bytes_max = fit(self.backing, fetched, size_bytes_max, is_first=not ready)
-                count = count if size_bytes_max else 0
-            if throttling is not None:
-                fetched = throttling.admit(change, fetched)
-            change.undo(partial(self.backing.put_back, fetched))
-            ready += self._without_expired(change, fetched)
+                fetched, room_bytes = fit(self.backing, fetched, size_bytes_max, is_first=not ready)
+            going = fetched if throttling is None else throttling.admit(change, fetched)
+            change.undo(partial(self.backing.put_back, going))
+            going = self._without_expired(change, going)
+            ready += going
+            if room_bytes == 0 and len(going) == len(fetched):
+                break
+            if size_bytes_max is not None:
+                # What is parked or has expired took no room.
+                size_bytes_max = max(0, size_bytes_max - sum([e.size_bytes for e in going]))
         return ready
 
     def _without_expired(self, change: Change, entries: list[Entry]) -> list[Entry]:

@@ -111,16 +111,21 @@ class ThrottleGate(Generic[M]):
         self._park(fairness_key, blocked.key, message, keys, now_ns)
         return False
 
-    def pop(self, fairness_key: str, now_ns: int) -> tuple[M, tuple[str, ...]] | None:
-        """The next parked message that can go, with its throttle keys; its tokens are taken."""
+    def pop(
+        self, fairness_key: str, now_ns: int, fits: Callable[[M], bool] | None = None
+    ) -> tuple[M, tuple[str, ...]] | None:
+        """The next parked message that can go, with its throttle keys; its tokens are taken. One that does not fit
+        stays, and so does what woke it."""
         groups = self._parked.get(fairness_key)
         if not groups:
             return None
         for key in list(groups):
             line = self._lines[key]
             while fairness_key in line.woken:
-                del line.woken[fairness_key]
                 first = groups[key][0]
+                if fits is not None and not fits(first.message):
+                    return None
+                del line.woken[fairness_key]
                 blocked = self._buckets.try_take(first.keys, now_ns)
                 if blocked is None:
                     self._leave(fairness_key, key, now_ns)
@@ -149,6 +154,11 @@ class ThrottleGate(Generic[M]):
         woken = list(self._woken)
         self._woken.clear()
         return woken
+
+    def stay_awake(self, fairness_key: str) -> None:
+        """`wake` named the key, but not everything that has a token was taken: it is named again."""
+        if self.has_woken(fairness_key):
+            self._woken[fairness_key] = None
 
     def next_wake_ns(self) -> int | None:
         """When to call `wake` next; in the past when it has something to tell. None: not before something changes."""

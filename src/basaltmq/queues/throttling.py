@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from basaltmq.queues import rows
 from basaltmq.queues.backing import SPILLED, TRANSIENT, Entry
 from basaltmq.queues.change import Change
+from basaltmq.queues.portion import Room
 from basaltmq.queues.throttle import TokenBuckets
 from basaltmq.queues.throttle_gate import ThrottleGate
 
@@ -36,25 +37,29 @@ class Throttling:
     def __len__(self) -> int:
         return len(self._gate)
 
-    def woken(self, change: Change, count: int) -> list[Entry]:
-        """Parked messages whose tokens are there, up to `count`, with their tokens taken and rows in memory."""
+    def woken(self, change: Change, count: int, room_bytes: int | None = None) -> tuple[list[Entry], int | None]:
+        """Parked messages whose tokens are there, up to `count`, with their tokens taken and rows in memory: the first
+        and what fits beside it into `room_bytes`; and the room that is left, none if something did not fit."""
         gate, now_ns = self._gate, change.now_ns
         ready: list[Entry] = []
+        room = Room(room_bytes)
         for sub in gate.wake(now_ns):
             while len(ready) < count:
-                popped = gate.pop(sub, now_ns)
+                popped = gate.pop(sub, now_ns, room.fits)
                 if popped is None:
                     break
                 entry, keys = popped
+                room.take(entry)
                 ready.append(entry)
                 self._undo_take(change, keys)
+            gate.stay_awake(sub)
             self._may_fetch(sub)
         self._queue.load_rows(ready)
         if ready:
             change.undo(lambda: self._queue.backing.put_back(ready))
         if len(gate):
             self._queue.shared.parked[self._queue.name] = None
-        return ready
+        return ready, room.left_bytes
 
     def admit(self, change: Change, entries: list[Entry]) -> list[Entry]:
         """Those of the fetched messages that may go; the others are parked."""

@@ -210,3 +210,55 @@ def test_a_script_that_does_not_compile_rejects_the_queue_and_one_that_fails_los
     with pytest.raises(ScriptError):
         plane.update(QueueConfig(name=queue, on_failure_script="nonsense("))
     assert payloads(plane, queue) == [b"a", b"b"]
+
+
+@pytest.mark.spec("C11")
+def test_every_key_that_a_token_came_for_is_served_however_few_a_lease_takes(
+    plane: QueuePlane, make: Callable[..., str], clock: Clock
+) -> None:
+    queue = make()
+    plane.set_setting("throttle.t", "2,2")
+    plane.enqueue(queue, [throttled(f"{key}{at}", "t", fairness_key=key) for at in range(4) for key in "ab"])
+    seen = got(plane, queue)
+    assert len(seen) == 2
+    for _ in range(3):
+        clock.pass_ms(1000)
+        calls = [got(plane, queue, 1) for _ in range(3)]
+        assert [len(each) for each in calls] == [1, 1, 0]
+        seen += [name for each in calls for name in each]
+    assert sorted(seen) == [f"{key}{at}" for key in "ab" for at in range(4)]
+
+
+@pytest.mark.spec("C11")
+@pytest.mark.promise("P8")
+def test_what_was_woken_counts_against_the_bytes_of_a_lease_and_nothing_is_lost_to_them(
+    plane: QueuePlane, make: Callable[..., str], clock: Clock
+) -> None:
+    queue = make()
+    plane.set_setting("throttle.t", "10,5")
+    drafts = [Draft(payload=bytes([at]) * 1000, throttle_keys=("t",), fairness_key=f"k{at % 2}") for at in range(10)]
+    plane.enqueue(queue, drafts)
+    assert len(plane.lease(queue, 10)) == 5
+    assert len(plane.lease(queue, 10)) == 0
+    clock.pass_ms(1000)
+    calls = [plane.lease(queue, 10, size_bytes_max=2500) for _ in range(4)]
+    assert [len(each) for each in calls] == [2, 2, 1, 0]
+    assert len({each.id for call in calls for each in call}) == 5
+    plane.enqueue(queue, [b"x" * 2000, b"y" * 2000])
+    assert [each.payload[:1] for each in plane.lease(queue, 10, size_bytes_max=2500)] == [b"x"]
+
+
+@pytest.mark.spec("C11")
+def test_a_large_message_that_waits_for_a_token_takes_no_room_from_those_behind_it(
+    plane: QueuePlane, make: Callable[..., str], clock: Clock
+) -> None:
+    queue = make()
+    plane.set_setting("throttle.t", "0.001,1")
+    plane.enqueue(queue, [throttled("first", "t"), Draft(payload=b"w" * 9000, throttle_keys=("t",)), b"small", b"too"])
+    assert got(plane, queue, 1) == ["first"]
+    assert [each.payload for each in plane.lease(queue, 10, size_bytes_max=100)] == [b"small", b"too"]
+    make("short", ttl_ms=10)
+    plane.enqueue("short", [b"e" * 9000])
+    clock.pass_ms(11)
+    plane.enqueue("short", [b"live"])
+    assert [each.payload for each in plane.lease("short", 10, size_bytes_max=100)] == [b"live"]
