@@ -21,6 +21,7 @@ from typing import Any
 import uvloop
 
 from basaltmq.broker.loop_commit import LoopCommit
+from basaltmq.cli.serve import SWITCH_S
 from basaltmq.protocols.fila.api_keys import ApiKeys
 from basaltmq.protocols.fila.server import FilaOptions, FilaServer, TlsFiles
 from basaltmq.queues.plane import QueuePlane
@@ -71,6 +72,8 @@ def options_of(text: str) -> FilaOptions:
 
 
 if __name__ == "__main__":
+    # As `basalt serve` does.
+    sys.setswitchinterval(SWITCH_S)
     profile = os.environ.get("BASALT_PROFILE")
     work = serve(Path(sys.argv[1]), options_of(sys.argv[2] if len(sys.argv) > 2 else "{}"))
     if profile:

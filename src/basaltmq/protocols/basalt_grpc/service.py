@@ -20,6 +20,7 @@ from basaltmq.protocols.fila.calls import Calls, queue_name, read
 from basaltmq.protocols.fila.desk import Desk
 from basaltmq.protocols.fila.takers import Takers
 from basaltmq.protocols.fila.tick import Tick
+from basaltmq.protocols.grpc.later import Later
 from basaltmq.protocols.grpc.methods import Method
 from basaltmq.protocols.http2.events import Chunk
 from basaltmq.queues.config import DURATION_MS_MAX
@@ -76,7 +77,7 @@ class QueuesService:
         """End attendances and polls."""
         self._closing.set()
 
-    def enqueue_batch(self, raw: Chunk, caller: Caller) -> asyncio.Future[list[bytes]]:
+    def enqueue_batch(self, raw: Chunk, caller: Caller) -> Later[list[bytes]]:
         plain = payloads_of(raw)
         if plain is not None:
             name, payloads = plain
@@ -84,14 +85,14 @@ class QueuesService:
         request = read(wire.EnqueueBatchRequest, raw)
         return self._enqueue(request.queue, lambda: drafts_of(request), caller)
 
-    def _enqueue(
-        self, name: str, drafts: Callable[[], Sequence[Draft | bytes]], caller: Caller
-    ) -> asyncio.Future[list[bytes]]:
+    def _enqueue(self, name: str, drafts: Callable[[], Sequence[Draft | bytes]], caller: Caller) -> Later[list[bytes]]:
         queue = queue_name(name)
         caller.require("produce", queue)
         self._desk.check(queue)
         self._desk.require_room()
-        return self._tick.enqueue(queue, drafts())
+        later: Later[list[bytes]] = Later()
+        self._tick.add(queue, drafts(), later)
+        return later
 
     def lease(self, request: wire.LeaseRequest, caller: Caller) -> bytes | Coroutine[Any, Any, bytes]:
         queue = queue_name(request.queue)

@@ -1,12 +1,11 @@
 """How a handler becomes a gRPC method: the caller is told apart, requests are read and answers encoded.
 
-A handler is a function of a request and its caller, and raises Basalt's errors. It answers at once, with a future or as
+A handler is a function of a request and its caller, and raises Basalt's errors. It answers at once, later or as
 a coroutine; a stream of answers is a generator. It knows nothing of gRPC.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
@@ -15,6 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from basaltmq.errors import InvalidArgumentError
 from basaltmq.protocols.fila.access import Access, Caller
 from basaltmq.protocols.grpc.call import Call
+from basaltmq.protocols.grpc.later import Later
 from basaltmq.protocols.grpc.methods import Answer, AnswerStream, BothStreams, Unary
 from basaltmq.protocols.http2.events import Chunk
 
@@ -23,7 +23,7 @@ CALLERS_MAX: Final = 16
 
 Q = TypeVar("Q", bound=Message)
 R = TypeVar("R", bound=Message)
-Reply = Message | bytes | asyncio.Future[Any] | Coroutine[Any, Any, Message | bytes]
+Reply = Message | bytes | Later[Any] | Coroutine[Any, Any, Message | bytes]
 
 
 class Calls:
@@ -35,7 +35,7 @@ class Calls:
     def unary(
         self, request: type[Q], handler: Callable[[Q, Caller], Reply], encode: Callable[[Any], bytes] | None = None
     ) -> Unary:
-        """One request, one answer; `encode` makes it of the result of a handler's future."""
+        """One request, one answer; `encode` makes it of the result a handler has later."""
 
         def handle(raw: bytes, call: Call) -> Answer:
             reply = handler(read(request, raw), self._caller(call))
@@ -43,9 +43,7 @@ class Calls:
 
         return Unary(handle, encode or _serialized)
 
-    def unary_of_bytes(
-        self, handler: Callable[[Chunk, Caller], asyncio.Future[Any]], encode: Callable[[Any], bytes]
-    ) -> Unary:
+    def unary_of_bytes(self, handler: Callable[[Chunk, Caller], Later[Any]], encode: Callable[[Any], bytes]) -> Unary:
         """The same for a handler that reads the request itself, and does not keep it."""
 
         def handle(raw: Chunk, call: Call) -> Answer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Final
@@ -15,6 +14,7 @@ from basaltmq.protocols.fila.calls import Calls, queue_name
 from basaltmq.protocols.fila.desk import Desk
 from basaltmq.protocols.fila.streams import Streams
 from basaltmq.protocols.fila.tick import Tick
+from basaltmq.protocols.grpc.later import Later
 from basaltmq.protocols.grpc.methods import Method
 from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.draft import Draft
@@ -55,7 +55,7 @@ class FilaService:
             "Nack": calls.unary(wire.NackRequest, self.nack),
         }
 
-    def enqueue(self, request: wire.EnqueueRequest, caller: Caller) -> asyncio.Future[list[bytes]]:
+    def enqueue(self, request: wire.EnqueueRequest, caller: Caller) -> Later[list[bytes]]:
         queue = queue_name(request.queue)
         caller.require("produce", queue)
         self._desk.check(queue)
@@ -69,7 +69,9 @@ class FilaService:
                 "could not receive it"
             )
         draft = Draft(payload=payload, headers=headers) if headers else payload
-        return self._tick.enqueue(queue, [draft])
+        later: Later[list[bytes]] = Later()
+        self._tick.add(queue, [draft], later)
+        return later
 
     async def consume(self, request: wire.ConsumeRequest, caller: Caller) -> AsyncGenerator[bytes, None]:
         queue = queue_name(request.queue)

@@ -6,7 +6,9 @@
 
 There is no timer. A call that finds nothing under way is written at the end of its turn of the loop. One that comes
 while a sync runs could not be durable before the next sync whatever was done with it, so it waits and shares its write
-with others that do; more than `GATHERED_BYTES_MAX` does not wait.
+with others that do; more than `GATHERED_BYTES_MAX` does not wait. Those who waited for a sync are answered before the
+next one begins: their answers would otherwise lie here for as long as it takes, and callers that come back come back in
+two groups of very different sizes.
 
 Calls stay apart in their errors. If the change of all is refused, each queue is tried alone, and then each call: only
 the culprit fails. A queue that refuses what is over its limit gets its calls one by one from the start, because the
@@ -19,8 +21,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
 
+from basaltmq.broker.after_sync import AfterSync
 from basaltmq.errors import BasaltError, LimitExceededError
 from basaltmq.queues.config import Durability, Overflow
 from basaltmq.queues.draft import Draft
@@ -37,9 +41,19 @@ GROUP_MAX: Final = 5_000
 """Messages of one queue written together: under what one call of the plane takes, and some tens of milliseconds."""
 
 
+class Waiter(Protocol):
+    """Whoever is told the ids, or why there are none. A future is one."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: list[bytes], /) -> None: ...
+
+    def set_exception(self, error: BaseException, /) -> None: ...
+
+
 class _Call(NamedTuple):
     drafts: Sequence[Draft | bytes]
-    future: asyncio.Future[list[bytes]]
+    waiter: Waiter
 
 
 class Tick:
@@ -66,6 +80,12 @@ class Tick:
 
     def enqueue(self, queue: str, drafts: Sequence[Draft | bytes]) -> asyncio.Future[list[bytes]]:
         """Add messages; their ids once they are as durable as the queue promises. All or none."""
+        future: asyncio.Future[list[bytes]] = self._loop.create_future()
+        self.add(queue, drafts, future)
+        return future
+
+    def add(self, queue: str, drafts: Sequence[Draft | bytes], waiter: Waiter) -> None:
+        """The same, for a waiter of the caller's own."""
         if {*map(type, drafts)} == {bytes}:
             payloads: Sequence[bytes] = drafts  # type: ignore[assignment]
             sizes_bytes = [*map(len, payloads)]
@@ -77,13 +97,11 @@ class Tick:
                 f"a message of {max(sizes_bytes)} bytes for queue {queue!r} is over the limit of "
                 f"{self._message_bytes_max} (limits.message_bytes_max)"
             )
-        future: asyncio.Future[list[bytes]] = self._loop.create_future()
-        self._gathered.setdefault(queue, []).append(_Call(drafts, future))
+        self._gathered.setdefault(queue, []).append(_Call(drafts, waiter))
         self._gathered_bytes += size_bytes
         if not self._is_scheduled and (not self._syncs or self._gathered_bytes > GATHERED_BYTES_MAX):
             self._is_scheduled = True
             self._loop.call_soon(self._end)
-        return future
 
     def _end(self) -> None:
         self._is_scheduled = False
@@ -146,36 +164,36 @@ class Tick:
         return written
 
     def _answer(self, written: list[tuple[str, _Call, list[bytes]]], levels: dict[str, Durability]) -> None:
-        waiting = []
+        waiting: list[tuple[_Call, list[bytes]]] = []
         for queue, call, ids in written:
             if levels[queue] is Durability.SYNCED:
                 waiting.append((call, ids))
-            elif not call.future.done():
-                call.future.set_result(ids)
+            elif not call.waiter.done():
+                call.waiter.set_result(ids)
         if not waiting:
             return
-        try:
-            durable = self._commit.durable()
-        except BasaltError as error:
-            _fail([call for call, _ in waiting], error)
-            return
-
         self._syncs += 1
-
-        def tell(durable: asyncio.Future[None]) -> None:
+        after: Any = AfterSync(partial(self._tell, waiting))
+        try:
+            self._commit.resolve_durable(self._loop, [after])
+        except BasaltError as error:
             self._syncs -= 1
-            if self._gathered and not self._syncs and not self._is_scheduled:
-                self._end()
-            error = None if durable.cancelled() else durable.exception()
-            for call, ids in waiting:
-                if call.future.done():
-                    continue
-                if error is None:
-                    call.future.set_result(ids)
-                else:
-                    call.future.set_exception(error)
+            _fail([call for call, _ in waiting], error)
 
-        durable.add_done_callback(tell)
+    def _tell(self, waiting: list[tuple[_Call, list[bytes]]], error: BaseException | None) -> None:
+        """A sync is over: whom that concerns."""
+        self._syncs -= 1
+        for call, ids in waiting:
+            if call.waiter.done():
+                continue
+            if error is None:
+                call.waiter.set_result(ids)
+            else:
+                call.waiter.set_exception(error)
+        if self._gathered and not self._syncs and not self._is_scheduled:
+            # In the next turn, when the answers are on their way and what came during the sync has been read.
+            self._is_scheduled = True
+            self._loop.call_soon(self._end)
 
 
 def _parts(calls: list[_Call], count_max: int) -> list[list[_Call]]:
@@ -197,5 +215,5 @@ def _size(draft: Draft | bytes) -> int:
 
 def _fail(calls: Sequence[_Call], error: BaseException) -> None:
     for call in calls:
-        if not call.future.done():
-            call.future.set_exception(error)
+        if not call.waiter.done():
+            call.waiter.set_exception(error)

@@ -4,8 +4,8 @@
                                  └──> an error ──> its status
 
 It ends once: with its answer, an error, its deadline, or because the client gave it up. Whatever comes later finds it
-over and does nothing. A handler that runs when the client gives up is cancelled; one that only waits for a future is
-forgotten, and what the future stands for happens all the same.
+over and does nothing. A handler that runs when the client gives up is cancelled; one that only waits for something else
+to happen is forgotten, and that happens all the same.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 
 from basaltmq.protocols.grpc.heads import RequestHead
+from basaltmq.protocols.grpc.later import Later
 from basaltmq.protocols.grpc.messages import (
     PREFIX,
     PREFIX_BYTES,
@@ -73,7 +74,7 @@ class Call:
         """The client has said everything."""
         self._method = method
         self._messages: Messages | None = None
-        self._task: asyncio.Future[Any] | None = None
+        self._task: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_answering = False
         self._held_bytes = 0
@@ -166,12 +167,13 @@ class Call:
         if isinstance(answer, bytes):
             self._answer(answer)
             return
-        if isinstance(answer, asyncio.Future):
-            self._task = answer
+        if isinstance(answer, Later):
+            answer.then(self._encoded)
         else:
             self._task = self.connection.loop.create_task(answer)
-        self._task.add_done_callback(self._encoded)
-        self._set_timer()
+            self._task.add_done_callback(self._encoded)
+        if not self.is_over:
+            self._set_timer()
 
     def _set_timer(self) -> None:
         timeout_s = self.head.timeout_s
@@ -182,16 +184,16 @@ class Call:
         self._timer = None
         self.finish(Outcome(Status.DEADLINE_EXCEEDED, "the call took longer than its client gave it"))
 
-    def _encoded(self, future: asyncio.Future[Any]) -> None:
+    def _encoded(self, known: asyncio.Task[Any] | Later[Any]) -> None:
         """What the call waited for has happened."""
         if self.is_over:
-            if not future.cancelled():
+            if isinstance(known, asyncio.Task) and not known.cancelled():
                 # Nobody is left to be told of it.
-                future.exception()
+                known.exception()
             return
         try:
             assert type(self._method) is Unary
-            answer = self._method.encode(future.result())
+            answer = self._method.encode(known.result())
         except asyncio.CancelledError:
             self.finish(Outcome(Status.CANCELLED, "the broker gave the call up"))
         except Exception as error:
@@ -303,6 +305,6 @@ class Call:
         self.connection.call_over(self)
 
     def _cancel(self) -> None:
-        """Stop a handler that runs. A future is somebody else's, and others may wait for it too."""
-        if isinstance(self._task, asyncio.Task) and not self._task.done():
+        """Stop a handler that runs. What it only waits for happens all the same."""
+        if self._task is not None and not self._task.done():
             self._task.cancel()

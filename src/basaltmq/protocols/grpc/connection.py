@@ -206,6 +206,10 @@ class ServerConnection(asyncio.Protocol):
     def flush_soon(self) -> None:
         """Send what there is to send at the end of this turn, together with what else comes up in it."""
         if not self._is_receiving and not self._is_scheduled:
+            if not self._calls:
+                # Nothing else can come up.
+                self._flush()
+                return
             self._is_scheduled = True
             self.loop.call_soon(self._flush)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
+
+from basaltmq.protocols.grpc.later import Later
 
 if TYPE_CHECKING:
     from basaltmq.protocols.grpc.call import Call
 
-Answer = bytes | asyncio.Future[Any] | Coroutine[Any, Any, Any]
-"""At once, when a future is done, or by a coroutine, which runs as a task of its own."""
+Answer = bytes | Later[Any] | Coroutine[Any, Any, Any]
+"""At once, when something else has happened, or by a coroutine, which runs as a task of its own."""
 
 
 class Unary:
@@ -21,7 +22,7 @@ class Unary:
     def __init__(
         self, handle: Callable[[Any, Call], Answer], encode: Callable[[Any], bytes], *, takes_views: bool = False
     ) -> None:
-        """`encode` makes the answer of what a future or a coroutine gave. A handler that takes views gets a large
+        """`encode` makes the answer of what came later or a coroutine gave. A handler that takes views gets a large
         request as it was read, and may not keep it; others get bytes."""
         self.handle = handle
         self.encode = encode

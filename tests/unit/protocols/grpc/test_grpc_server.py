@@ -19,6 +19,7 @@ from basaltmq.protocols.grpc.channel import Channel, timeout_text
 from basaltmq.protocols.grpc.client_call import CallFailed
 from basaltmq.protocols.grpc.connection import ANSWERS_BYTES_MAX, ServerConnection
 from basaltmq.protocols.grpc.heads import RequestHead, ResponseHead
+from basaltmq.protocols.grpc.later import Later
 from basaltmq.protocols.grpc.messages import PREFIX, Messages, prefixed
 from basaltmq.protocols.grpc.methods import AnswerStream, BothStreams, Unary
 from basaltmq.protocols.grpc.server import GrpcServer
@@ -94,7 +95,7 @@ class Handlers:
     def __init__(self) -> None:
         self.cancelled = 0
         self.written = 0
-        self.futures: list[asyncio.Future[bytes]] = []
+        self.laters: list[Later[bytes]] = []
 
     def methods(self) -> dict[str, Any]:
         return {
@@ -110,9 +111,9 @@ class Handlers:
             "/Doubles": BothStreams(self.doubles),
         }
 
-    def later(self, raw: bytes, call: Call) -> asyncio.Future[bytes]:
-        self.futures.append(asyncio.get_running_loop().create_future())
-        return self.futures[-1]
+    def later(self, raw: bytes, call: Call) -> Later[bytes]:
+        self.laters.append(Later())
+        return self.laters[-1]
 
     def fails(self, raw: bytes, call: Call) -> bytes:
         raise QueueNotFoundError("no queue 'gähn' at 100 %\n")
@@ -179,13 +180,40 @@ def test_answers_that_come_later_in_one_turn_are_one_write() -> None:
         for stream in (1, 3):
             session.call("/Later", prefixed(b""), stream=stream)
         before = len(session.transport.written)
-        for future in handlers.futures:
-            future.set_result(b"x")
+        for later in handlers.laters:
+            later.set_result(b"x")
         await session.until(lambda: session.outcome(3) is not None)
         assert len(session.transport.written) == before + 1
         assert session.answers(1) == session.answers(3) == prefixed(b"later x")
 
     run(work)
+
+
+def test_an_only_call_is_answered_in_the_turn_its_answer_is_known() -> None:
+    async def work(server: GrpcServer, handlers: Handlers) -> None:
+        session = Session(server)
+        session.call("/Later", prefixed(b""))
+        handlers.laters[0].set_result(b"x")
+        assert session.answers(1) == prefixed(b"later x")
+        session.call("/Later", prefixed(b""), stream=3)
+        handlers.laters[1].set_exception(QueueNotFoundError("gone"))
+        assert session.outcome(3) is not None
+
+    run(work)
+
+
+def test_who_cannot_be_answered_does_not_keep_the_others_from_theirs(caplog: pytest.LogCaptureFixture) -> None:
+    later: Later[bytes] = Later()
+    told: list[Later[bytes]] = []
+
+    def fails(known: Later[bytes]) -> None:
+        told.append(known)
+        raise RuntimeError("a bug")
+
+    later.then(fails)
+    later.set_result(b"x")
+    assert told == [later]
+    assert "could not be answered" in caplog.text
 
 
 def test_errors_arrive_with_status_text_and_code() -> None:
@@ -290,7 +318,7 @@ def test_a_client_that_gives_up_cancels_what_runs() -> None:
         for stream in (1, 3, 5):
             session.give(f.rst_stream(stream, Code.CANCEL))
         await session.until(lambda: handlers.cancelled == 2)
-        handlers.futures[0].set_result(b"nobody waits")
+        handlers.laters[0].set_result(b"nobody waits")
         assert session.connection.calls == 0
 
     run(work)
