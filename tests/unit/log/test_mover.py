@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.unit.log.test_ring import copied, found, frame, gather, ringed
+from tests.unit.log.test_ring import copied, found, frame, gather, ringed, watch_syncs
 
 from basaltmq.errors import StorePoisonedError
 from basaltmq.log import lane as lane_module
@@ -57,18 +57,16 @@ def test_what_is_moved_is_not_called_durable_before_the_ring_has_it(
 ) -> None:
     lane = large_ring(tmp_path / "lane")
     kept = lane.end
-    real = os.fdatasync
     seen: list[int] = []
 
-    def fdatasync(fd: int) -> None:
+    def before(fd: int) -> None:
         lane._mover.wait()
         assert size_of(lane) == lane.end
         seen.append(lane.synced_position)
         mark = read_mark(lane.path)
         assert mark is None or mark.synced_position <= kept
-        real(fd)
 
-    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    watch_syncs(monkeypatch, before)
     gather(lane, 1, LARGE)
     lane.secure()
     assert seen == [kept]
