@@ -61,29 +61,43 @@ _FLOOR_SUBS_MAX: Final = 64
 """Sub-queues asked for their first message to know the queue's; with more it is not worth the while."""
 
 
-def sub_queues_on_disk(store: Store, queue: str, floor: bytes = b"") -> Iterator[tuple[str, bytes]]:
-    """Sub-queues that have a row at or above the place `floor`, each with one of them.
+def sub_queues_on_disk(
+    store: Store, queue: str, floor: bytes = b"", *, spilled: bool = False
+) -> Iterator[tuple[str, bytes]]:
+    """Sub-queues that have a row at or above the place `floor`, each with one of them; with `spilled` those of
+    transient messages too, which may be named a second time.
 
     The usual sub-queue is looked at from the floor on: below it there may be millions of tombstones.
     """
-    start, end = prefix_range(message_prefix(queue))
+    yield from _sub_queues_of(store, Family.MESSAGES, queue, floor)
+    if spilled:
+        yield from _sub_queues_of(store, Family.TRANSIENT, queue, floor)
+
+
+def _sub_queues_of(store: Store, family: Family, queue: str, floor: bytes) -> Iterator[tuple[str, bytes]]:
+    prefix, end = prefix_range(message_prefix(queue))
     assert end is not None, "a length-prefixed name is never all 0xff"
+    head = len(prefix)
+    # The prefix alone is no message: the count of transient ones is there.
+    start = prefix + b"\0"
     if not floor:
-        yield from _sub_queues(store, len(start), start, end, floor)
+        yield from _sub_queues(store, family, head, start, end, floor)
         return
     usual = prefix_of(queue, FAIRNESS_KEY_DEFAULT)
     behind = _above(usual)
-    yield from _sub_queues(store, len(start), start, usual, floor)
-    yield from _sub_queues(store, len(start), usual + floor, behind, floor)
-    yield from _sub_queues(store, len(start), behind, end, floor)
+    yield from _sub_queues(store, family, head, start, usual, floor)
+    yield from _sub_queues(store, family, head, usual + floor, behind, floor)
+    yield from _sub_queues(store, family, head, behind, end, floor)
 
 
-def _sub_queues(store: Store, head: int, start: bytes, end: bytes, floor: bytes) -> Iterator[tuple[str, bytes]]:
+def _sub_queues(
+    store: Store, family: Family, head: int, start: bytes, end: bytes, floor: bytes
+) -> Iterator[tuple[str, bytes]]:
     while True:
         current = b""
         stepped = 0
         found = False
-        for key, row in store.scan(Family.MESSAGES, start, end):
+        for key, row in store.scan(family, start, end):
             if current and key.startswith(current):
                 if not found and key[-_PLACE_BYTES:-16] >= floor:
                     found = True
@@ -124,6 +138,7 @@ class FairQueue(Proxy):
         "_queue",
         "_run",
         "_scheduler",
+        "_spilled",
         "_store",
         "_subs",
     )
@@ -137,10 +152,13 @@ class FairQueue(Proxy):
         leased: Leased,
         discover: Callable[[], Iterable[tuple[str, bytes]]] | None = None,
         floor: bytes = b"",
+        *,
+        spilled: bool = False,
     ) -> None:
         """`discover` tells the sub-queues on disk when first asked; None if there are none. Nothing is below
-        `floor`."""
+        `floor`. `spilled`: transient messages are on disk."""
         self._floor = floor
+        self._spilled = spilled
         self._store = store
         self._queue = queue
         self._head = len(lp(queue)) + 2
@@ -215,6 +233,7 @@ class FairQueue(Proxy):
             self._leased,
             known_empty=known_empty,
             head=prefix + self._floor,
+            spilled=self._spilled,
         )
 
     def _known(self) -> None:

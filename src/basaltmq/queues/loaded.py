@@ -1,8 +1,9 @@
 """The queues that are in memory: loaded when somebody uses them, let go when others need the room.
 
 A queue in memory is a cache of its rows. Up to `loaded_max` are kept, the least recently used go, if nobody waits at
-them and nothing of them is in memory only. So an idle queue costs disk, not memory. Not thread-safe: the plane's lock
-is around every call.
+them and none of their leases is in memory only. Transient messages that wait go to disk as they do when memory is full,
+into the family that is wiped at open, and their count with them. So an idle queue costs disk, not memory. Not
+thread-safe: the plane's lock is around every call.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Final
 
-from basaltmq.errors import QueueNotFoundError, ScriptError
+from basaltmq.errors import QueueNotFoundError, ScriptError, StoreStalledError
 from basaltmq.queues import timers
 from basaltmq.queues.backing import BackingQueue
 from basaltmq.queues.change import Change
@@ -21,6 +23,7 @@ from basaltmq.queues.config import QueueConfig, decode_config, encode_config
 from basaltmq.queues.fair import FairQueue, sub_queues_on_disk
 from basaltmq.queues.hooks import QueueHooks
 from basaltmq.queues.leases import Leases
+from basaltmq.queues.paging import SPILL_WAIT_MS
 from basaltmq.queues.priority import PriorityQueue
 from basaltmq.queues.queue import MS, Queue, Shared
 from basaltmq.queues.runtime_config import RuntimeConfig
@@ -28,7 +31,7 @@ from basaltmq.queues.stats import QueueStats
 from basaltmq.queues.waiters import Waiters
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queue_key, queue_stats_key
+from basaltmq.store.keys import queue_key, queue_stats_key, transient_counts_key
 
 LOADED_MAX: Final = 4096
 """Queues kept in memory: about 4 KiB each while idle."""
@@ -57,6 +60,8 @@ class LoadedQueues:
         self._clock_ns = clock_ns
         self._loaded_max = loaded_max
         self._queues: OrderedDict[str, Queue] = OrderedDict()
+        self._has_paged_out = False
+        """Whether a queue was ever let go with transient messages."""
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -87,8 +92,12 @@ class LoadedQueues:
             raise QueueNotFoundError(f"there is no queue {name!r}; create it first")
         row = self._store.get(Family.QUEUE_STATS, queue_stats_key(name))
         stats = QueueStats() if row is None else QueueStats.decode(name, row)
+        counts = self._store.get(Family.TRANSIENT, transient_counts_key(name)) if self._has_paged_out else None
+        if counts is not None:
+            stats.restore_transient(name, counts)
         leases = Leases.load(self._store, name, stats.returned_ns)
         queue = self._queues[name] = self._assemble(config, stats, leases)
+        queue.has_transient_row = counts is not None
         return queue
 
     def make(self, change: Change, config: QueueConfig) -> Queue:
@@ -127,10 +136,13 @@ class LoadedQueues:
         shared, name = self._shared, config.name
         account = shared.budget.account()
         floor = stats.floor_ns.to_bytes(8, "big") if stats.floor_ns else b""
-        discover = None if stats.messages == 0 else lambda: sub_queues_on_disk(self._store, name, floor)
+        spilled = stats.transient > 0
+        discover = None
+        if stats.depth():
+            discover = partial(sub_queues_on_disk, self._store, name, floor, spilled=spilled)
 
         def fair(discover: Callable[[], Iterator[tuple[str, bytes]]] | None = None) -> FairQueue:
-            return FairQueue(self._store, name, account, shared.paging, leases, discover, floor)
+            return FairQueue(self._store, name, account, shared.paging, leases, discover, floor, spilled=spilled)
 
         backing: BackingQueue = PriorityQueue(name, fair, discover) if config.priorities_max else fair(discover)
         queue = Queue(shared, config, stats, leases, backing, account, self._clock_ns())
@@ -170,11 +182,29 @@ class LoadedQueues:
                 queue.backing.shrink()
                 over_budget = self._shared.budget.room_bytes() < 0
             if len(self._queues) > self._loaded_max:
-                if queue.stats.transient or queue.leases.has_memory_only() or name in self._waiters:
+                if queue.leases.has_memory_only() or name in self._waiters or not self._page_out(queue):
                     self._queues.move_to_end(name)
                 else:
-                    self._save(queue)
                     self.unload(name)
+
+    def _page_out(self, queue: Queue) -> bool:
+        """Have all of a queue on disk; False if the store does not take its transient messages just then."""
+        if not queue.stats.transient:
+            self._save(queue)
+            return True
+        queue.settle_down(queue.used_ns)
+        queue.backing.shrink()
+        if queue.backing.resident_len():
+            return False
+        self._save(queue)
+        batch = Batch()
+        batch.put(Family.TRANSIENT, transient_counts_key(queue.name), queue.stats.encode_transient())
+        try:
+            self._store.write(batch, wal=False, wait_ms=SPILL_WAIT_MS)
+        except StoreStalledError:
+            return False
+        self._has_paged_out = queue.has_transient_row = True
+        return True
 
     def _save(self, queue: Queue) -> None:
         """Write what of a queue's counts was not worth a write of its own."""

@@ -78,8 +78,9 @@ class PagingQueue(Proxy):
         *,
         known_empty: bool = False,
         head: bytes | None = None,
+        spilled: bool = False,
     ) -> None:
-        """`head`: a key at or below the first message, where reading begins; by default the start of the prefix."""
+        """`head`: a key at or below the first message, where reading begins. `spilled`: transient ones are on disk."""
         self._store = store
         self._prefix = prefix
         self.budget = budget
@@ -92,7 +93,7 @@ class PagingQueue(Proxy):
         self.cursor: bytes | None = None if known_empty else head or prefix
         """The first key that is on disk only; None if memory has all."""
         self._bytes = 0
-        self._has_spilled = False
+        self._has_spilled = spilled
 
     def publish(self, change: Change, entries: Sequence[Entry], sub: str | None = None) -> None:
         put_rows(change, entries)

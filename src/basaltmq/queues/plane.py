@@ -183,7 +183,7 @@ class QueuePlane:
 
     def get(self, name: str) -> QueueConfig:
         with self._lock:
-            return self._queue(name).config
+            return self._look_at(name).config
 
     def configs(self, *, after: str = "", count: int = 1000) -> list[QueueConfig]:
         """Configurations in the order of their names, from behind `after`."""
@@ -201,7 +201,7 @@ class QueuePlane:
     def stats(self, name: str) -> dict[str, int]:
         """Counts of a queue."""
         with self._lock:
-            queue = self._queue(name)
+            queue = self._look_at(name)
             counts = dict(zip(QueueStats.__slots__, queue.stats.values(), strict=True))
             counts["ready"] = len(queue)
             counts["ready_bytes"] = queue.ready_bytes()
@@ -211,7 +211,7 @@ class QueuePlane:
     def fairness_keys(self, name: str) -> tuple[int, list[FairnessKey]]:
         """How many fairness keys have something ready, and how they stand (the first of them, if they are many)."""
         with self._lock:
-            queue = self._queue(name)
+            queue = self._look_at(name)
             found = fairness_keys(queue, self._clock_ns())
             self._line_up_again(queue)
             return found
@@ -224,7 +224,7 @@ class QueuePlane:
     def script_counters(self, name: str) -> dict[str, HookCounters]:
         """How the queue's scripts fare."""
         with self._lock:
-            hooks = self._queue(name).hooks
+            hooks = self._look_at(name).hooks
             if hooks is None:
                 return {}
             named = {"on_enqueue": hooks.on_enqueue, "on_failure": hooks.on_failure}
@@ -444,7 +444,7 @@ class QueuePlane:
     def browse_page(self, name: str, count: int = 100, *, after: bytes = b"") -> tuple[list[Message], bytes]:
         """Ready messages in key order, nothing changed, and what to go on `after`."""
         with self._lock:
-            queue = self._queue(name)
+            queue = self._look_at(name)
             found = queue.browse(count, after)
             self._line_up_again(queue)
             return found
@@ -524,6 +524,15 @@ class QueuePlane:
         """The queue of this name, loaded."""
         self._changes.require_open()
         return self._loaded.require(name)
+
+    def _look_at(self, name: str) -> Queue:
+        """The same for whoever reads: nothing follows that would make room for it."""
+        queue = self._queue(name)
+        if not self._changes.is_open:
+            # What does not go stays for another time; it is no failure of the one who reads.
+            with suppress(BasaltError):
+                self._loaded.evict()
+        return queue
 
     def _follow_up(self) -> None:
         """What an operation left to be done: limits of other queues, memory to be given back, deadlines to tell."""

@@ -4,8 +4,8 @@ The order of ready messages and what of them is in memory is the backing queue's
 leases leases.py's, what happens to a message that failed failures.py's, delays delays.py's, TTL expiry.py's, limits
 limits.py's. Waiting, locking and writing are the plane's. Not thread-safe: the plane's lock is around every call.
 
-A queue in memory is a cache of its rows. It is loaded when somebody uses it and let go when nobody does; only transient
-messages and waiting consumers tie it down.
+A queue in memory is a cache of its rows. It is loaded when somebody uses it and let go when nobody does; only leases
+that are in memory alone and waiting consumers tie it down.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from basaltmq.queues.stats import DURABLE_FIELDS, QueueStats
 from basaltmq.queues.throttling import Throttling
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import lp, queue_stats_key, timed_of
+from basaltmq.store.keys import lp, queue_stats_key, timed_of, transient_counts_key
 
 FLOOR_EVERY: Final = 10_000
 """Acks between two looks at where the queue begins: at most so many tombstones are read when it is loaded."""
@@ -59,6 +59,7 @@ class Queue:
         "delayed_from",
         "expiry_from",
         "has_returned",
+        "has_transient_row",
         "has_unsaved",
         "hooks",
         "leases",
@@ -96,6 +97,7 @@ class Queue:
         self._raise_floor_at = stats.acked + FLOOR_EVERY
         self.has_returned = False
         self.has_unsaved = False
+        self.has_transient_row = False
         priority = 0 if config.priorities_max else None
         self.default_prefix = rows.prefix_of(self.name, rows.sub_queue(FAIRNESS_KEY_DEFAULT, priority))
         self._stats_key = queue_stats_key(self.name)
@@ -121,6 +123,9 @@ class Queue:
 
     def _put_stats(self, change: Change, before: tuple[int, ...]) -> None:
         self.stats.returned_ns = self.leases.returned_ns
+        if self.has_transient_row and not self.stats.transient:
+            change.batch.delete(Family.TRANSIENT, transient_counts_key(self.name))
+            change.after(lambda: setattr(self, "has_transient_row", False))
         if not change.batch and self.stats.values()[:DURABLE_FIELDS] == before[:DURABLE_FIELDS]:
             # Only what is lost at a crash has changed: its totals wait for something that is worth a write.
             self.has_unsaved = True

@@ -7,7 +7,10 @@
 delayed ones included; the rest are totals since the queue was made. What is leased is known from the leases, so a
 lease changes nothing here. Messages up to the place `returned ns` may have been delivered before; the queue has no
 message with a place below `floor ns`, and rows that are found there are no longer its. Layout 1 is without these two.
-Transient messages are counted beside, in memory, like the messages themselves.
+Transient messages are counted beside, in memory, like the messages themselves; of a queue that is let go they are
+paged to a family that is wiped at open, and so is their count:
+
+    transient counts   | transient | transient bytes   (u64 each) |
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ FIELDS: Final = (
 DURABLE_FIELDS: Final = 5
 """The first of them are about what is on disk and change with it; the others are totals."""
 
+_TRANSIENT: Final = Struct(">QQ")
 _ROW: Final = Struct(f">B{len(FIELDS)}Q")
 _ROW_1: Final = Struct(f">B{len(FIELDS) - 2}Q")
 
@@ -130,3 +134,11 @@ class QueueStats:
         stats = cls()
         stats.restore((*_ROW.unpack(row)[1:], 0, 0))
         return stats
+
+    def encode_transient(self) -> bytes:
+        return _TRANSIENT.pack(self.transient, self.transient_bytes)
+
+    def restore_transient(self, queue: str, row: bytes) -> None:
+        if len(row) != _TRANSIENT.size:
+            raise CorruptionError(f"the counts of transient messages of queue {queue!r} are damaged ({len(row)} bytes)")
+        self.transient, self.transient_bytes = _TRANSIENT.unpack(row)

@@ -947,3 +947,15 @@ def decode_pending_offset_key(key: bytes) -> tuple[str, str, UUID, int]:
         raise _malformed(key)
     transactional_id, at = _take_text(key, 1)
     return (transactional_id, *decode_consumer_offset_key(key[at:]))
+
+
+def transient_counts_key(queue: str) -> bytes:
+    """How many transient messages a queue has that is not in memory: before those messages, in their family."""
+    return lp(queue)
+
+
+def decode_transient_counts_key(key: bytes) -> str:
+    queue, at = _take_text(key, 0)
+    if at != len(key):
+        raise _malformed(key)
+    return queue

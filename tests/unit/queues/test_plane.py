@@ -303,12 +303,103 @@ def test_idle_queues_are_let_go_and_lose_nothing(planes: Planes) -> None:
     assert len(plane._loaded) <= 3
 
 
-def test_queues_with_transient_messages_are_not_let_go(planes: Planes) -> None:
+def mixed(name: str, count: int) -> list[Draft | bytes]:
+    """Transient and persistent messages of several fairness keys and priorities, small and large."""
+    return [
+        Draft(
+            payload=b"%s %d " % (name.encode(), number) + b"x" * (9000 if number % 5 == 0 else 0),
+            transient=number % 3 != 0,
+            fairness_key=f"k{number % 2}",
+            priority=number % 4,
+        )
+        for number in range(count)
+    ]
+
+
+@pytest.mark.promise("P8", "P3")
+@pytest.mark.spec("E2", "E10")
+@pytest.mark.parametrize("priorities_max", [0, 9])
+def test_queues_with_transient_messages_are_let_go_and_lose_nothing(planes: Planes, priorities_max: int) -> None:
+    beside = planes.open()
+    beside.create(QueueConfig(name="q", durability=Durability.WRITTEN, priorities_max=priorities_max))
+    beside.enqueue("q", mixed("q", 40))
+    expected = payloads(beside, "q")
+    beside.delete("q")
+    beside.close()
     plane = planes.open(loaded_max=1)
-    for name in ("a", "b", "c"):
+    names = [f"q{number}" for number in range(6)]
+    for name in names:
+        plane.create(QueueConfig(name=name, durability=Durability.WRITTEN, priorities_max=priorities_max))
+        plane.enqueue(name, [Draft(payload=b"gone", transient=True)])
+        plane.ack(name, plane.lease(name)[0].token)
+        plane.enqueue(name, mixed(name, 40))
+        before = plane.stats(name)
+        assert before["transient"] == 26
+    assert len(plane._loaded) == 1
+    for name in names:
+        after = plane.stats(name)
+        assert (after["ready"], after["ready_bytes"], after["transient"]) == (40, before["ready_bytes"], 26)
+        returned = plane.lease(name, 7)
+        plane.release(name, returned[0].token)
+    for name in reversed(names):
+        plane.enqueue(name, [Draft(payload=b"last", transient=True, fairness_key="z")])
+        assert [each.payload for each in plane.browse(name, 100)].count(b"last") == 1
+    for name in names[1:]:
+        found = payloads(plane, name, 1)
+        assert sorted(found) == sorted([*(each.replace(b"q ", name.encode() + b" ") for each in expected), b"last"])
+        assert plane.stats(name)["ready"] == 0
+    assert plane.purge(names[0]) == 41
+    plane.stats(names[1])
+    assert payloads(plane, names[0]) == []
+    plane.stats(names[1])
+    assert planes.store.rows(Family.TRANSIENT) == []
+
+
+@pytest.mark.promise("P8")
+def test_looking_at_many_queues_brings_no_more_of_them_into_memory_than_may_be_there(planes: Planes) -> None:
+    plane = planes.open(loaded_max=3)
+    names = [f"q{number}" for number in range(20)]
+    for name in names:
         plane.create(QueueConfig(name=name, durability=Durability.WRITTEN))
-        plane.enqueue(name, [Draft(payload=b"t", transient=True)])
-    assert [payloads(plane, name) for name in ("a", "b", "c")] == [[b"t"]] * 3
+        plane.enqueue(name, [name.encode()])
+    for name in names:
+        assert plane.stats(name)["ready"] == 1
+        assert plane.get(name).name == name
+        assert [each.payload for each in plane.browse(name)] == [name.encode()]
+        assert len(plane._loaded) == 3
+    with plane.change():
+        for name in names:
+            plane.enqueue(name, [b"more"])
+            assert plane.stats(name)["ready"] == 2
+    assert [plane.stats(name)["ready"] for name in names] == [2] * 20
+
+
+@pytest.mark.promise("P8", "P10")
+def test_a_queue_whose_transient_messages_the_disk_does_not_take_stays_and_one_that_is_deleted_is_gone(
+    planes: Planes,
+) -> None:
+    plane = planes.open(loaded_max=1)
+    for name in ("a", "b"):
+        plane.create(QueueConfig(name=name, durability=Durability.WRITTEN))
+        plane.enqueue(name, [Draft(payload=name.encode(), transient=True)])
+    planes.store.refuse_unlogged = True
+    plane.stats("a")
+    plane.enqueue("b", [b"p"])
+    planes.store.refuse_unlogged = False
+    assert payloads(plane, "a") == [b"a"]
+    assert payloads(plane, "b") == [b"b", b"p"]
+    plane.enqueue("a", [Draft(payload=b"t", transient=True)])
+    plane.enqueue("b", [b"x"])
+    assert plane._loaded.peek("a") is None
+    plane.delete("a")
+    plane.create(QueueConfig(name="a", durability=Durability.WRITTEN))
+    plane.stats("b")
+    assert plane.stats("a")["ready"] == 0
+    assert payloads(plane, "a") == []
+    held = plane.lease("b", visibility_ms=0)
+    plane.stats("a")
+    assert plane._loaded.peek("b") is not None
+    assert plane.ack("b", held[0].token) == 1
 
 
 @pytest.mark.spec("E10")
