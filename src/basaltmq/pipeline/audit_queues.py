@@ -11,12 +11,15 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
+from msgspec import DecodeError
+
 from basaltmq.errors import CorruptionError
 from basaltmq.messages.metadata import COMPLETE, decode_metadata
 from basaltmq.pipeline.findings import Finding, Severity
 from basaltmq.queues.backing import APART, SHARED
+from basaltmq.queues.branches import decode_draft
 from basaltmq.queues.reclaim import floors
-from basaltmq.queues.rows import unwrap
+from basaltmq.queues.rows import NO_BODY, unwrap
 from basaltmq.queues.stats import QueueStats
 from basaltmq.store import keys
 from basaltmq.store.api import Store
@@ -24,6 +27,9 @@ from basaltmq.store.families import Family
 
 _COMING: Final = -1
 """Content that is still being written: as many chunks as came so far."""
+
+_ANY_SIZE: Final = -2
+"""A prepared branch does not say how large its payload is."""
 
 
 def audit_queues(store: Store) -> Iterator[Finding]:
@@ -61,6 +67,19 @@ class _Rows:
         for key, row in store.scan(Family.DELAYED):
             queue, _, _, place_ns, message_id = keys.decode_timed_message_key(key)
             self._look(self._delayed, queue, place_ns, message_id, row)
+        for _, raw in store.scan(Family.BRANCH_DRAFTS):
+            self._look_at_draft(raw)
+
+    def _look_at_draft(self, raw: bytes) -> None:
+        """A prepared branch keeps a large payload as a message would, with a reference of its own."""
+        try:
+            queue, _, body_id = decode_draft(raw)
+        except (DecodeError, ValueError, CorruptionError):
+            self._damaged["of a prepared branch"] += 1
+            return
+        if body_id != NO_BODY:
+            self._bodies.setdefault(body_id, (queue, _ANY_SIZE))
+            self._references.add(keys.content_ref_key(body_id, body_id))
 
     def _look(self, found: Counter[str], queue: str, place_ns: int, message_id: bytes, row: bytes) -> None:
         stats = self._counts.get(queue)
@@ -102,7 +121,7 @@ class _Rows:
             queue, size_bytes = self._bodies.pop(body_id, ("", -1))
             if size_bytes == -1:
                 orphans.add(body_id)
-            elif len(body) != size_bytes:
+            elif size_bytes != _ANY_SIZE and len(body) != size_bytes:
                 self._bodiless[queue] += 1
         for queue, _ in self._bodies.values():
             self._bodiless[queue] += 1

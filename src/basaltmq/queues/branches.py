@@ -4,6 +4,10 @@
                              | hold ...: lp(queue) | token u64 | messages u32 |
                              | queue ...: lp(queue) |
     branch draft   key xid, number u64   | lp(queue) | the draft as MessagePack |
+      large        | lp(queue) | 0xc1 | body id (16) | the draft as MessagePack, without its payload |
+
+A large payload is where a message's would be (content.py), with a reference of the branch, whose message is the body
+itself: a commit adds references and takes that one away, so the body is written once. No MessagePack begins with 0xc1.
 
 `state` is that of `messages.branches`: prepared, or decided by an operator. The holds are the lease calls (held.py)
 under which the messages are that a commit acks; the drafts are what a commit enqueues, in the order of their numbers;
@@ -20,9 +24,14 @@ from typing import Final, NamedTuple
 import msgspec
 
 from basaltmq.errors import CorruptionError
+from basaltmq.ids import Ids
 from basaltmq.messages.branches import HEURISTICALLY_ROLLED_BACK, PREPARED, Xid, xid_key
+from basaltmq.queues import rows
+from basaltmq.queues.backing import APART, SHARED
+from basaltmq.queues.change import Change
+from basaltmq.queues.content import INLINE_BYTES_MAX, Content
 from basaltmq.queues.draft import Draft
-from basaltmq.store.api import Store
+from basaltmq.store.api import Reader, Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.keys import branch_draft_key, branch_draft_prefix, decode_xid_key, lp, prefix_range, take_lp
@@ -31,6 +40,8 @@ LAYOUT: Final = 1
 
 _HEAD: Final = Struct(">BBQIII")
 _HOLD: Final = Struct(">QI")
+_APART: Final = b"\xc1"
+_ID_BYTES: Final = 16
 _ENCODE_DRAFT: Final = msgspec.msgpack.Encoder().encode
 _DECODE_DRAFT: Final = msgspec.msgpack.Decoder(Draft).decode
 
@@ -89,12 +100,34 @@ def put_branch(batch: Batch, row: BranchRow) -> None:
     batch.put(Family.QUEUE_BRANCHES, xid_key(row.xid), encode_branch(row))
 
 
-def put_drafts(batch: Batch, xid: Xid, drafts: Iterable[tuple[str, Draft | bytes]]) -> int:
-    """Keep what a commit is to enqueue; how many."""
+class KeptDraft(NamedTuple):
+    """What a commit is to enqueue."""
+
+    queue: str
+    draft: Draft
+    body_id: bytes
+    """Of its payload, if that is apart."""
+
+
+def put_drafts(
+    change: Change, content: Content, ids: Ids, xid: Xid, drafts: Iterable[tuple[str, Draft | bytes]]
+) -> int:
+    """Keep what a commit is to enqueue; how many. A payload that is in several of them is kept once."""
     number = 0
+    kept: dict[int, bytes] = {}
     for queue, draft in drafts:
         whole = Draft(payload=draft) if isinstance(draft, bytes) else draft
-        batch.put(Family.BRANCH_DRAFTS, branch_draft_key(*xid, number), lp(queue) + _ENCODE_DRAFT(whole))
+        row = lp(queue)
+        if len(whole.payload) > INLINE_BYTES_MAX:
+            # Told apart by who they are: the caller holds all of them.
+            body_id = kept.get(id(whole.payload))
+            if body_id is None:
+                body_id = kept[id(whole.payload)] = ids.next()
+                content.put(change, body_id, whole.payload)
+                content.refer(change, body_id, body_id)
+            row += _APART + body_id
+            whole = msgspec.structs.replace(whole, payload=b"")
+        change.batch.put(Family.BRANCH_DRAFTS, branch_draft_key(*xid, number), row + _ENCODE_DRAFT(whole))
         number += 1
     return number
 
@@ -114,15 +147,29 @@ def read_branches(store: Store) -> Iterator[BranchRow]:
         yield decode_branch(key, raw)
 
 
-def read_drafts(store: Store, row_xid: Xid, expected: int) -> list[tuple[str, Draft]]:
-    """What a commit is to enqueue, in order; every one of them, or an error."""
-    found: list[tuple[str, Draft]] = []
+def read_drafts(store: Reader, row_xid: Xid, expected: int) -> list[KeptDraft]:
+    """What a commit is to enqueue, in order, payloads apart left where they are; every one of them, or an error."""
+    found: list[KeptDraft] = []
     for _, raw in store.scan(Family.BRANCH_DRAFTS, *prefix_range(branch_draft_prefix(*row_xid))):
         try:
-            queue, at = take_lp(raw, 0)
-            found.append((queue.decode(), _DECODE_DRAFT(raw[at:])))
+            found.append(decode_draft(raw))
         except (msgspec.DecodeError, ValueError, CorruptionError):
             raise CorruptionError(f"message {len(found)} of branch {row_xid} is damaged ({len(raw)} bytes)") from None
     if len(found) != expected:
         raise CorruptionError(f"branch {row_xid} is to enqueue {expected} messages, and {len(found)} are there")
     return found
+
+
+def decode_draft(raw: bytes) -> KeptDraft:
+    queue, at = take_lp(raw, 0)
+    body_id = rows.NO_BODY
+    if raw[at : at + 1] == _APART:
+        at += 1 + _ID_BYTES
+        body_id = raw[at - _ID_BYTES : at]
+    return KeptDraft(queue.decode(), _DECODE_DRAFT(raw[at:]), body_id)
+
+
+def release_bodies(change: Change, content: Content, drafts: Iterable[KeptDraft]) -> None:
+    """The branch has its payloads no longer; those that no message has go."""
+    bodies = {each.body_id for each in drafts} - {rows.NO_BODY}
+    content.release(change, [(body_id, body_id, APART | SHARED) for body_id in sorted(bodies)])

@@ -46,6 +46,13 @@ class Content:
     def get(self, entry: Entry) -> bytes:
         return self.get_many([entry])[0]
 
+    def read(self, body_id: bytes) -> bytes:
+        """A body by its id."""
+        body = self._store.get(Family.BODIES, body_key(body_id))
+        if body is None:
+            raise CorruptionError(f"the body {body_id.hex()} is missing")
+        return body
+
     def get_many(self, entries: Sequence[Entry]) -> list[bytes]:
         """The bodies of entries that have theirs apart."""
         wanted = [body_key(body_of(e.row)) for e in entries]

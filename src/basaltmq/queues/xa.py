@@ -3,7 +3,8 @@
 A branch gathers work like a transaction (work.py) in sessions that begin, join, suspend, resume and end. Prepare makes
 it survive until it is decided; every step is one batch, and durable when it returns:
 
-    prepare     what it acks is held (held.py), what it enqueues is kept as drafts that nobody sees, and its record
+    prepare     what it acks is held (held.py), what it enqueues is kept as drafts that nobody sees, large payloads
+                where they will be (branches.py), and its record
     commit      what is held is acked, the drafts are enqueued (their place is that of the commit), the record goes
     one phase   the work is done as a transaction does it; there was no record
     rollback    what is held goes back to its places, no attempt counted; drafts and record go
@@ -29,6 +30,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple, Self, TypeVar
 
+import msgspec
+
 from basaltmq.errors import (
     BasaltError,
     LimitExceededError,
@@ -39,12 +42,15 @@ from basaltmq.errors import (
 )
 from basaltmq.messages.branches import HEURISTICALLY_COMMITTED, HEURISTICALLY_ROLLED_BACK, PREPARED, Xid, xid_key
 from basaltmq.queues import advice, branches, limits
-from basaltmq.queues.branches import BranchRow, Hold
+from basaltmq.queues.branches import BranchRow, Hold, KeptDraft
 from basaltmq.queues.change import Change
+from basaltmq.queues.config import Durability
+from basaltmq.queues.content import Content
 from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.held import hold
-from basaltmq.queues.queue import ENQUEUE_MAX
+from basaltmq.queues.queue import ENQUEUE_MAX, Queue
+from basaltmq.queues.rows import NO_BODY
 from basaltmq.queues.work import Find, Plane, Work
 from basaltmq.store.api import Store
 from basaltmq.store.commit import GroupCommit
@@ -131,6 +137,7 @@ class QueueXa(BranchTable[QueueBranch]):
         self._commit = commit
         self._plane = plane
         self._clock_ns = clock_ns
+        self._content = Content(store)
         self._queues: dict[str, set[Xid]] = {}
 
     @classmethod
@@ -259,7 +266,9 @@ class QueueXa(BranchTable[QueueBranch]):
             sizes.setdefault(name, []).extend(len(d if isinstance(d, bytes) else d.payload) for d in given)
         for name, each in sizes.items():
             limits.require_room(find(name), len(each), sum(each))
-        count = branches.put_drafts(change.batch, xid, drafts)
+        count = 0
+        if drafts:
+            count = branches.put_drafts(change, self._content, find(drafts[0][0]).shared.ids, xid, drafts)
         queues = sorted({each.queue for each in holds} | {name for name, _ in drafts})
         row = BranchRow(xid, PREPARED, self._clock_ns() // _MS, count, holds, queues)
         branches.put_branch(change.batch, row)
@@ -313,8 +322,11 @@ class QueueXa(BranchTable[QueueBranch]):
                     queue.ack(change, each.token)
                 else:
                     queue.release(change, each.token)
-            if commit and row.drafts:
-                self._enqueue(change, find, row)
+            if row.drafts:
+                drafts = branches.read_drafts(self._store, row.xid, row.drafts)
+                if commit:
+                    self._enqueue(change, find, drafts)
+                branches.release_bodies(change, self._content, drafts)
             if leaving is None:
                 branches.delete_branch(change.batch, row.xid, row.drafts)
             else:
@@ -329,13 +341,26 @@ class QueueXa(BranchTable[QueueBranch]):
                 del self._queues[name]
         self._drop(branch)
 
-    def _enqueue(self, change: Change, find: Find, row: BranchRow) -> None:
+    def _enqueue(self, change: Change, find: Find, kept: list[KeptDraft]) -> None:
         """Let in what was promised."""
-        for name, group in groupby(branches.read_drafts(self._store, row.xid, row.drafts), key=itemgetter(0)):
+        for (name, body_id), group in groupby(kept, key=itemgetter(0, 2)):
             queue = find(name)
-            drafts: list[Draft | bytes] = [draft for _, draft in group]
-            for at in range(0, len(drafts), ENQUEUE_MAX):
-                queue.enqueue(change, drafts[at : at + ENQUEUE_MAX], promised=True)
+            drafts: list[Draft | bytes] = [draft for _, draft, _ in group]
+            if body_id == NO_BODY:
+                for at in range(0, len(drafts), ENQUEUE_MAX):
+                    queue.enqueue(change, drafts[at : at + ENQUEUE_MAX], promised=True)
+            else:
+                self._enqueue_large(change, queue, drafts, body_id)
+
+    def _enqueue_large(self, change: Change, queue: Queue, drafts: list[Draft | bytes], body_id: bytes) -> None:
+        """The same of drafts whose payload is apart, and stays there unless they are transient."""
+        payload = self._content.read(body_id)
+        in_memory = queue.config.durability is Durability.MEMORY
+        for draft in drafts:
+            assert isinstance(draft, Draft), "that is how they are kept"
+            whole = msgspec.structs.replace(draft, payload=payload)
+            is_transient = (draft.transient or in_memory) and not draft.delay_ms
+            queue.enqueue(change, [whole], NO_BODY if is_transient else body_id, promised=True)
 
     def _try(self, branch: QueueBranch, operation: Callable[[Change, Find], T]) -> T:
         """Take a step that ends the branch if it cannot be taken."""

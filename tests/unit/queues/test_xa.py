@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from tests.unit.queues.conftest import Clock, Planes, TestStore, payloads, settle
 
@@ -23,13 +24,15 @@ from basaltmq.errors import (
     XidInUseError,
 )
 from basaltmq.messages.branches import Xid, xid_key
+from basaltmq.pipeline.audit_queues import audit_queues
 from basaltmq.queues.branches import BranchRow, Hold, decode_branch, encode_branch
-from basaltmq.queues.config import Overflow, QueueConfig
+from basaltmq.queues.config import Durability, Overflow, QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.xa import parse_xid
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import lp
 
 pytestmark = pytest.mark.spec("A6")
 
@@ -393,3 +396,71 @@ def test_what_a_consumer_held_without_a_row_has_one_once_its_branch_is_prepared(
     (plane.xa.commit if commit else plane.xa.rollback)(X)
     assert [d.payload for d in plane.lease("in", 9)] == ([] if commit else [b"1"])
     assert plane.stats("in")["messages"] == (2 if commit else 3)
+
+
+@pytest.mark.spec("E3", "E4")
+@pytest.mark.promise("P2")
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_large_payload_is_written_once_however_many_queues_it_is_for_and_goes_with_the_last_of_them(
+    planes: Planes, plane: QueuePlane, make: Make, clock: Clock, store: TestStore, commit: bool
+) -> None:
+    names = ["a", "b", "again", "late", "memory"]
+    for name in names[:2]:
+        make(name)
+    make("again", dedup_window_ms=60_000)
+    make("late")
+    plane.create(QueueConfig(name="memory", durability=Durability.MEMORY))
+    plane.enqueue("again", [Draft(payload=b"first", dedup_id=b"x")])
+    session = plane.xa.begin(X)
+    session.enqueue("a", [b"small", BIG])
+    session.enqueue("b", [BIG, Draft(payload=BIG, priority=1)])
+    session.enqueue("again", [Draft(payload=BIG, dedup_id=b"x")])
+    session.enqueue("late", [Draft(payload=BIG, delay_ms=50, transient=True)])
+    session.enqueue("memory", [BIG])
+    session.end()
+    plane.xa.prepare(X)
+    assert list(audit_queues(store)) == []
+    plane = planes.open()
+    assert len(store.rows(Family.BODIES)) == 1
+    assert all(len(row) < 200 for _, row in store.scan(Family.BRANCH_DRAFTS))
+    if not commit:
+        plane.xa.rollback(X)
+        assert nothing_of_branches(store)
+        assert store.rows(Family.BODIES) == store.rows(Family.CONTENT_REFS) == []
+        assert [payloads(plane, name) for name in names] == [[], [], [b"first"], [], []]
+        return
+    store.refuse = 1
+    with pytest.raises(StoreStalledError):
+        plane.xa.commit(X)
+    assert len(store.rows(Family.CONTENT_REFS)) == 1
+    plane.xa.commit(X)
+    written = [value for batch in store.batches for _, family, _, value in batch.ops if family is Family.BODIES]
+    assert written == [BIG]
+    assert nothing_of_branches(store)
+    assert list(audit_queues(store)) == []
+    clock.pass_ms(51)
+    settle(plane, clock)
+    assert len(store.rows(Family.CONTENT_REFS)) == 4
+    found = {name: payloads(plane, name) for name in names}
+    assert found == {"a": [b"small", BIG], "b": [BIG, BIG], "again": [b"first"], "late": [BIG], "memory": [BIG]}
+    assert store.rows(Family.BODIES) == store.rows(Family.CONTENT_REFS) == []
+
+
+def test_a_payload_that_a_branch_of_an_earlier_version_kept_in_its_draft_is_enqueued(
+    planes: Planes, plane: QueuePlane, make: Make, store: TestStore
+) -> None:
+    make("out")
+    session = plane.xa.begin(X)
+    session.enqueue("out", [BIG])
+    session.end()
+    plane.xa.prepare(X)
+    batch = Batch()
+    for family in (Family.BODIES, Family.CONTENT_REFS):
+        batch.delete(family, store.rows(family)[0])
+    (key,) = store.rows(Family.BRANCH_DRAFTS)
+    batch.put(Family.BRANCH_DRAFTS, key, lp("out") + msgspec.msgpack.encode(Draft(payload=BIG)))
+    store.write(batch)
+    plane = planes.open()
+    plane.xa.commit(X)
+    assert payloads(plane, "out") == [BIG]
+    assert store.rows(Family.BODIES) == []
