@@ -19,9 +19,9 @@ Faults: give the child a `Shim` and write rules to its control file (see shim.c)
 errno.ENOSPC)`, and `shim.heal()`. They count from the moment the file appears.
 
 Power loss: `PowerLoss(root)` before the child starts takes everything there as durable; after the kill `play(target)`
-builds what a disk would hold that keeps nothing but what was synced: files cut back to their last synced length, names
-only as of the last sync of their directory, removed files back where the removal was not synced. `Tails` says what
-the disk shows beyond the synced length.
+builds what a disk would hold that keeps nothing but what was synced: files cut back to their last synced length, bytes
+that were written over as they were, names only as of the last sync of their directory, removed files back where the
+removal was not synced. `Tails` says what the disk shows beyond the synced length, and of writes over other bytes.
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ END: Final = "END"
 ERROR: Final = "ERROR"
 GONE_WAIT_S: Final = 30.0
 """A killed process that is not gone by then hangs in the kernel."""
+
+SECTOR_BYTES: Final = 512
+"""What a disk writes whole or not at all."""
 
 _SOURCE: Final = Path(__file__).with_name("shim.c")
 _REPO: Final = Path(__file__).parents[2]
@@ -324,6 +327,8 @@ class PowerLoss:
         (scratch / "graves").mkdir()
         self._names: dict[str, dict[str, int | None]] = {}
         self._synced: dict[int, int] = {}
+        self._written: dict[int, tuple[int, int, int, int]] = {}
+        """Writes over other bytes that may be lost: file, place, bytes, where the others are kept, by number."""
         self._names[str(root.parent)] = {}
         for folder, folders, files in os.walk(root):
             names = self._names.setdefault(folder, {})
@@ -335,6 +340,7 @@ class PowerLoss:
         if root.exists():
             self._names[str(root.parent)][root.name] = None
         self._durable = {folder: dict(names) for folder, names in self._names.items()}
+        self._kept = b""
 
     def shim(self) -> Shim:
         return Shim(self.root, self._scratch / "control", self._scratch / "record", self._scratch / "graves")
@@ -345,6 +351,7 @@ class PowerLoss:
         if record.exists():
             for line in record.read_text().splitlines():
                 self._follow(line)
+            self._kept = record.with_name("record.undo").read_bytes()
         bodies = {int(path.name): path for path in (self._scratch / "graves").iterdir()}
         for folder, _, files in os.walk(self.root):
             for name in files:
@@ -356,7 +363,15 @@ class PowerLoss:
     def _follow(self, line: str) -> None:
         kind, *rest = line.split(" ")
         if kind == "S":
-            self._synced[int(rest[0])] = int(rest[1])
+            ino, size, before = map(int, rest)
+            self._synced[ino] = size
+            for number in [each for each, write in self._written.items() if write[0] == ino and each < before]:
+                del self._written[number]
+        elif kind == "W":
+            number, ino, at, size, kept_at = map(int, rest)
+            self._written[number] = (ino, at, size, kept_at)
+        elif kind == "Y":
+            del self._written[int(rest[0])]
         elif kind == "T":
             ino, size = int(rest[0]), int(rest[1])
             self._synced[ino] = min(self._synced.get(ino, 0), size)
@@ -389,7 +404,7 @@ class PowerLoss:
 
     def _build(self, folder: str, target: Path, bodies: dict[int, Path], tails: Tails, rng: random.Random) -> None:
         names = self._durable.get(folder, {})
-        files = {name: bodies[ino].read_bytes() for name, ino in names.items() if ino is not None}
+        files = {name: self._take_back(ino, bodies[ino], tails, rng) for name, ino in names.items() if ino is not None}
         synced = {name: self._synced.get(ino, 0) for name, ino in names.items() if ino is not None}
         torn = _choose_torn(files, synced, rng)
         for name in names.keys() - files.keys():
@@ -401,6 +416,19 @@ class PowerLoss:
             if name.endswith(".log") and tails is not Tails.CUT and name <= torn:
                 tail = _tail(unsynced, tails, rng) if name == torn else unsynced
             (target / name).write_bytes(body[: synced[name]] + tail)
+
+    def _take_back(self, ino: int, path: Path, tails: Tails, rng: random.Random) -> bytes:
+        """What a file holds without the writes over other bytes that were not synced, or with some sectors of them."""
+        body = bytearray(path.read_bytes())
+        for number in sorted(self._written, reverse=True):
+            its, at, size, kept_at = self._written[number]
+            if its != ino:
+                continue
+            for begin in range(0, size, SECTOR_BYTES):
+                if tails is Tails.CUT or rng.random() < 0.5:
+                    end = min(begin + SECTOR_BYTES, size)
+                    body[at + begin : at + end] = self._kept[kept_at + begin : kept_at + end]
+        return bytes(body)
 
 
 def _choose_torn(files: dict[str, bytes], synced: dict[str, int], rng: random.Random) -> str:

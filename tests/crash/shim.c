@@ -8,6 +8,9 @@
  *     N ino path    a file came to be          S ino bytes   so many of its bytes are durable
  *     M path        a directory came to be     D path        the names in a directory are durable
  *     R ino old new                            U ino path    L ino new      T ino bytes
+ *     W number ino at bytes undo               bytes that were there are written over; the old ones are in the file
+ *                                              `record`.undo from byte `undo` on
+ *     Y number      that write is durable      S also says so of the writes of its file with numbers below its third
  * Files that lose their name are kept under the graveyard, named by inode, because their removal may be undone.
  */
 #define _GNU_SOURCE
@@ -27,7 +30,8 @@
 #include <unistd.h>
 
 static char root[PATH_MAX], control[PATH_MAX], graveyard[PATH_MAX];
-static int record_fd = -1;
+static int record_fd = -1, undo_fd = -1;
+static long overwrites, undo_end;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static long passed[16];
 static int halved[16];
@@ -39,8 +43,14 @@ void shim_configure(const char *r, const char *c, const char *record, const char
     snprintf(root, sizeof root, "%s", r);
     snprintf(control, sizeof control, "%s", c);
     snprintf(graveyard, sizeof graveyard, "%s", g);
-    if (*record)
+    if (*record) {
+        char undo[PATH_MAX + 8];
+        snprintf(undo, sizeof undo, "%s.undo", record);
         record_fd = REAL(open)(record, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+        undo_fd = REAL(open)(undo, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+        struct stat st;
+        undo_end = fstat(undo_fd, &st) ? 0 : st.st_size;
+    }
 }
 
 static int below(const char *path) {
@@ -176,6 +186,29 @@ static int write_fault(const char *op, int fd, int *half) {
     return of_fd(fd, path) ? fault(op, path, half) : 0;
 }
 
+/* Keep what a write is about to destroy; the number of the write, -1 if it destroys nothing. */
+static long overwritten(int fd, off_t at, size_t n) {
+    char path[PATH_MAX];
+    struct stat st;
+    if (record_fd < 0 || !of_fd(fd, path) || fstat(fd, &st) || !S_ISREG(st.st_mode) || at >= st.st_size) return -1;
+    if (n > (size_t)(st.st_size - at)) n = st.st_size - at;
+    int source = syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC, 0);
+    char *old = source < 0 ? NULL : malloc(n);
+    long number = -1;
+    if (old && syscall(SYS_pread64, source, old, n, at) == (ssize_t)n) {
+        pthread_mutex_lock(&lock);
+        if (syscall(SYS_write, undo_fd, old, n) == (ssize_t)n) {
+            number = overwrites++;
+            note("W %ld %lu %ld %lu %ld\n", number, (unsigned long)st.st_ino, (long)at, (unsigned long)n, undo_end);
+            undo_end += n;
+        }
+        pthread_mutex_unlock(&lock);
+    }
+    free(old);
+    if (source >= 0) syscall(SYS_close, source);
+    return number;
+}
+
 #define WRITE(op, pass_half, pass)        \
     int half = 0, code;                   \
     if ((code = write_fault(op, fd, &half))) { errno = code; return -1; } \
@@ -186,12 +219,34 @@ ssize_t write(int fd, const void *data, size_t n) {
     WRITE("write", syscall(SYS_write, fd, data, n > 1 ? n / 2 : n), syscall(SYS_write, fd, data, n))
 }
 ssize_t pwrite(int fd, const void *data, size_t n, off_t at) {
+    overwritten(fd, at, n);
     WRITE("pwrite", syscall(SYS_pwrite64, fd, data, n > 1 ? n / 2 : n, at), syscall(SYS_pwrite64, fd, data, n, at))
 }
 ssize_t pwrite64(int fd, const void *data, size_t n, off64_t at) { return pwrite(fd, data, n, at); }
 ssize_t writev(int fd, const struct iovec *v, int n) {
     WRITE("writev", syscall(SYS_write, fd, v[0].iov_base, v[0].iov_len / 2), syscall(SYS_writev, fd, v, n))
 }
+
+/* Half of a write past the page cache is whole blocks. */
+#define BLOCK 4096
+ssize_t pwritev2(int fd, const struct iovec *v, int n, off_t at, int flags) {
+    size_t size = 0;
+    for (int i = 0; i < n; i++) size += v[i].iov_len;
+    long number = overwritten(fd, at, size);
+    int half = 0, code = write_fault("pwritev", fd, &half);
+    if (half) {
+        size_t some = v[0].iov_len / 2 / BLOCK * BLOCK;
+        if (some) return syscall(SYS_pwrite64, fd, v[0].iov_base, some, at);
+        code = ENOSPC;
+    }
+    if (code) { errno = code; return -1; }
+    ssize_t written = syscall(SYS_pwritev2, fd, v, (long)n, (long)at, 0L, flags);
+    if (written == (ssize_t)size && number >= 0 && flags & RWF_DSYNC) note("Y %ld\n", number);
+    return written;
+}
+ssize_t pwritev64v2(int fd, const struct iovec *v, int n, off64_t at, int flags) { return pwritev2(fd, v, n, at, flags); }
+ssize_t pwritev(int fd, const struct iovec *v, int n, off_t at) { return pwritev2(fd, v, n, at, 0); }
+ssize_t pwritev64(int fd, const struct iovec *v, int n, off64_t at) { return pwritev2(fd, v, n, at, 0); }
 
 static int synced(const char *op, int fd, long number) {
     char path[PATH_MAX];
@@ -205,10 +260,13 @@ static int synced(const char *op, int fd, long number) {
         /* The size before the call: bytes that come during it may or may not be covered. */
         fstat(fd, &st);
     }
+    pthread_mutex_lock(&lock);
+    long before = overwrites;
+    pthread_mutex_unlock(&lock);
     int result = syscall(number, fd);
     if (!result && known) {
         if (S_ISDIR(st.st_mode)) note("D %s\n", path);
-        else note("S %lu %ld\n", (unsigned long)st.st_ino, (long)st.st_size);
+        else note("S %lu %ld %ld\n", (unsigned long)st.st_ino, (long)st.st_size, before);
     }
     return result;
 }
