@@ -60,15 +60,17 @@ class FilaService:
         caller.require("produce", queue)
         self._desk.check(queue)
         self._desk.require_room()
-        headers = dict(request.headers)
+        headers = dict(request.headers) if request.headers else None
         payload = request.payload
-        size_bytes = request.ByteSize()
+        size_bytes = len(payload)
+        if headers is not None or size_bytes > MESSAGE_BYTES_MAX // 2:
+            size_bytes = request.ByteSize()
         if size_bytes > MESSAGE_BYTES_MAX:
             raise LimitExceededError(
                 f"a message of {size_bytes} bytes is over the limit of {MESSAGE_BYTES_MAX} of this service: clients "
                 "could not receive it"
             )
-        draft = Draft(payload=payload, headers=headers) if headers else payload
+        draft = payload if headers is None else Draft(payload=payload, headers=headers)
         later: Later[list[bytes]] = Later()
         self._tick.add(queue, [draft], later)
         return later

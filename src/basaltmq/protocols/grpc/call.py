@@ -24,20 +24,19 @@ from basaltmq.protocols.grpc.messages import (
     Messages,
     MessageTooLarge,
     prefix,
-    prefixed,
 )
 from basaltmq.protocols.grpc.methods import AnswerStream, BothStreams, Method, Unary
 from basaltmq.protocols.grpc.status import Outcome, Status, trailer
 from basaltmq.protocols.http2.events import Chunk
 from basaltmq.protocols.http2.fields import encode
-from basaltmq.protocols.http2.frames import FRAME_BYTES_MIN
 from basaltmq.protocols.http2.stream import Stream
 
 if TYPE_CHECKING:
     from basaltmq.protocols.grpc.connection import ServerConnection
 
-TIMEOUT_S_MAX: Final = 365 * 24 * 3600.0
-"""A deadline further away than this is none."""
+SWEPT_S_MIN: Final = 10.0
+"""A deadline this far away is looked after by the server's sweep, up to a second late: its client knows by itself, and
+a timer for every call, which hardly any needs, costs as much as the frames of its answer."""
 
 ANSWER: Final = b"\x88" + encode([("content-type", "application/grpc")])
 """Status 200, which is in HPACK's fixed table."""
@@ -59,6 +58,7 @@ class Call:
         "_unread_bytes",
         "_writer",
         "connection",
+        "deadline_s",
         "has_all",
         "head",
         "is_over",
@@ -72,6 +72,8 @@ class Call:
         self.is_over = False
         self.has_all = False
         """The client has said everything."""
+        self.deadline_s = 0.0
+        """When it is over at the latest, by the loop's clock; 0 if nobody has to look."""
         self._method = method
         self._messages: Messages | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -177,10 +179,15 @@ class Call:
 
     def _set_timer(self) -> None:
         timeout_s = self.head.timeout_s
-        if timeout_s is not None and timeout_s < TIMEOUT_S_MAX:
-            self._timer = self.connection.loop.call_later(timeout_s, self._expire)
+        if timeout_s is None:
+            return
+        if timeout_s >= SWEPT_S_MIN:
+            self.deadline_s = self.connection.heard_s + timeout_s
+        else:
+            self._timer = self.connection.loop.call_later(timeout_s, self.expire)
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
+        """Its client does not wait any longer."""
         self._timer = None
         self.finish(Outcome(Status.DEADLINE_EXCEEDED, "the call took longer than its client gave it"))
 
@@ -204,12 +211,7 @@ class Call:
     def _answer(self, message: bytes) -> None:
         connection = self.connection
         self._over()
-        if len(message) < FRAME_BYTES_MIN - PREFIX_BYTES:
-            connection.core.answer(self.stream, ANSWER, prefixed(message), OK)
-        else:
-            connection.core.headers(self.stream, ANSWER)
-            connection.core.send(self.stream, prefix(message), message)
-            connection.core.end(self.stream, OK)
+        connection.core.answer(self.stream, ANSWER, prefix(message), message, OK)
         connection.flush_soon()
 
     def _run(self, answers: AsyncGenerator[bytes, None]) -> None:
@@ -298,7 +300,8 @@ class Call:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._hold(0)
+        if self._held_bytes:
+            self._hold(0)
         if self._unread_bytes:
             self.connection.core.consumed(self.stream, self._unread_bytes)
             self._unread_bytes = 0

@@ -200,7 +200,7 @@ class ServerConnection(asyncio.Protocol):
 
     def call_over(self, call: Call) -> None:
         self._calls.discard(call)
-        if not self._calls:
+        if self.server.is_stopping and not self._calls:
             self.server.idle()
 
     def flush_soon(self) -> None:
@@ -226,6 +226,8 @@ class ServerConnection(asyncio.Protocol):
         """Keep the time: send away who does not begin, or is dead."""
         if self._transport is None:
             return
+        for call in [each for each in self._calls if 0 < each.deadline_s <= now_s]:
+            call.expire()
         if not self.core.has_begun:
             if now_s - self.began_s > self.server.handshake_s:
                 self.core.abandon(Code.SETTINGS_TIMEOUT, "the client does not begin")

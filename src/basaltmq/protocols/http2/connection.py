@@ -150,34 +150,52 @@ class Connection(Sending, Generic[F]):
                 wanted_bytes += length
                 break
             position = start + length
+            payload: Any
             if length > FRAME_BYTES_MIN and 2 * length > end:
                 # Not worth a copy. What is less than half of the buffer would keep more in memory than it is.
-                self._on_frame(kind, flags, stream_id & f.STREAM_MAX, memoryview(buffer)[start:position])
+                payload = memoryview(buffer)[start:position]
             else:
-                self._on_frame(kind, flags, stream_id & f.STREAM_MAX, buffer[start:position])
-        self._rest.keep(buffer[position:], wanted_bytes - (end - position))
+                payload = buffer[start:position]
+            stream_id &= f.STREAM_MAX
+            if self._block_stream or not self._has_settings:
+                self._require_expected(kind, flags, stream_id)
+            try:
+                if kind == f.DATA:
+                    self._on_data(flags, stream_id, payload)
+                elif kind == f.HEADERS:
+                    self._on_headers(flags, stream_id, payload)
+                else:
+                    self._on_other(kind, flags, stream_id, payload)
+            except StreamFault as fault:
+                self._end_stream(fault)
+        if position < end:
+            self._rest.keep(buffer[position:], wanted_bytes - (end - position))
 
-    def _on_frame(self, kind: int, flags: int, stream_id: int, payload: Any) -> None:
+    def _require_expected(self, kind: int, flags: int, stream_id: int) -> None:
+        """Raise unless it is the frame that has to come: the rest of a header block, or the first of all."""
         if self._block_stream and (kind != f.CONTINUATION or stream_id != self._block_stream):
             raise ConnectionFault(Code.PROTOCOL_ERROR, "a header block is interrupted by another frame")
         if not self._has_settings:
             if kind != f.SETTINGS or flags & f.ACK:
                 raise ConnectionFault(Code.PROTOCOL_ERROR, "the first frame has to be SETTINGS")
             self._has_settings = True
+
+    def _on_other(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         handle = _HANDLERS.get(kind)
         if handle is None:
             self._spend()
-            return
-        try:
+        else:
             handle(self, flags, stream_id, payload)
-        except StreamFault as fault:
-            self._spend()
-            stream = self._streams.get(fault.stream_id)
-            self._out.append(f.rst_stream(fault.stream_id, fault.code))
-            self._remember(fault.stream_id)
-            if stream is not None:
-                self._close(stream)
-                self._events.append(Reset(stream, fault.code, str(fault)))
+
+    def _end_stream(self, fault: StreamFault) -> None:
+        """A rule was broken on a stream."""
+        self._spend()
+        stream = self._streams.get(fault.stream_id)
+        self._out.append(f.rst_stream(fault.stream_id, fault.code))
+        self._remember(fault.stream_id)
+        if stream is not None:
+            self._close(stream)
+            self._events.append(Reset(stream, fault.code, str(fault)))
 
     def _spend(self) -> None:
         if not self._budget.spend():
@@ -207,8 +225,9 @@ class Connection(Sending, Generic[F]):
         self._receive_window -= size_bytes
         if self._receive_window < 0:
             raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "more data than the connection's window takes")
-        stream = self._known(stream_id)
+        stream = self._streams.get(stream_id)
         if stream is None:
+            self._known(stream_id)
             self._passed_over(stream_id)
             self._credit(size_bytes)
             return
@@ -235,10 +254,10 @@ class Connection(Sending, Generic[F]):
             if len(payload) < 5:
                 raise ConnectionFault(Code.FRAME_SIZE_ERROR, "headers too short for their priority")
             payload = payload[5:]
-        self._block_ends = bool(flags & f.END_STREAM)
         if flags & f.END_HEADERS:
-            self._on_block(stream_id, payload)
+            self._on_block(stream_id, payload, bool(flags & f.END_STREAM))
         else:
+            self._block_ends = bool(flags & f.END_STREAM)
             self._block_stream = stream_id
             self._block = [payload]
 
@@ -250,11 +269,10 @@ class Connection(Sending, Generic[F]):
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "a header block without end")
         if flags & f.END_HEADERS:
             block, self._block, self._block_stream = b"".join(self._block), [], 0
-            self._on_block(stream_id, block)
+            self._on_block(stream_id, block, self._block_ends)
 
-    def _on_block(self, stream_id: int, block: bytes) -> None:
+    def _on_block(self, stream_id: int, block: bytes, has_ended: bool) -> None:
         fields = self._reader.read(block)
-        has_ended = self._block_ends
         stream = self._streams.get(stream_id)
         if stream is None:
             stream = self._opened(stream_id)

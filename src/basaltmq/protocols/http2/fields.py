@@ -40,16 +40,13 @@ class Meanings(Generic[F]):
     def __init__(self, read: Callable[[list[Field]], F]) -> None:
         """`read` makes of fields what their user wants of them, and must not raise."""
         self.read = read
-        self._known: dict[bytes, F] = {}
-
-    def get(self, block: bytes) -> F | None:
-        return self._known.get(block)
+        self.known: dict[bytes, F] = {}
 
     def keep(self, block: bytes, meaning: F) -> None:
         if len(block) <= KEPT_BYTES_MAX:
-            if len(self._known) >= KEPT_MAX:
-                self._known.clear()
-            self._known[block] = meaning
+            if len(self.known) >= KEPT_MAX:
+                self.known.clear()
+            self.known[block] = meaning
 
 
 class BlockReader(Generic[F]):
@@ -71,7 +68,7 @@ class BlockReader(Generic[F]):
     def read(self, block: bytes) -> F:
         """What a block means; ConnectionFault if it cannot be told, after which no other can."""
         if self._is_stateless:
-            known = self._meanings.get(block)
+            known = self._meanings.known.get(block)
             if known is not None:
                 return known
         try:

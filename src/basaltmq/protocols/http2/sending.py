@@ -111,9 +111,9 @@ class Sending:
         else:
             self._finish(stream, trailer)
 
-    def answer(self, stream: Stream, block: bytes, content: bytes, trailer: bytes) -> None:
-        """Header fields, content and trailer in one go."""
-        size_bytes = len(content)
+    def answer(self, stream: Stream, block: bytes, first: bytes, content: bytes, trailer: bytes) -> None:
+        """Header fields, content in two parts, and trailer in one go."""
+        size_bytes = len(first) + len(content)
         if (
             stream.is_closed
             or self._table
@@ -123,7 +123,7 @@ class Sending:
             or size_bytes > self._send_window
         ):
             self.headers(stream, block)
-            self.send(stream, content)
+            self.send(stream, first, content)
             self.end(stream, trailer)
             return
         self._send_window -= size_bytes
@@ -133,6 +133,7 @@ class Sending:
             pack(len(block) >> 8, len(block) & 0xFF, f.HEADERS, f.END_HEADERS, stream_id),
             block,
             pack(size_bytes >> 8, size_bytes & 0xFF, f.DATA, 0, stream_id),
+            first,
             content,
             pack(len(trailer) >> 8, len(trailer) & 0xFF, f.HEADERS, f.END_HEADERS | f.END_STREAM, stream_id),
             trailer,
@@ -152,7 +153,7 @@ class Sending:
         while waiting and left:
             first = waiting[0]
             if len(first) <= left:
-                parts.append(waiting.popleft())
+                parts.append(waiting.pop(0))
             else:
                 view = memoryview(first)
                 parts.append(view[:left])
@@ -234,7 +235,9 @@ class Sending:
 
     def consumed(self, stream: Stream, size_bytes: int) -> None:
         """Data of a stream is no longer held: the other side may send as much again."""
-        self._credit(size_bytes)
+        self._credit_bytes += size_bytes
+        if self._credit_bytes >= CONNECTION_WINDOW_BYTES // 2:
+            self._credit(0)
         if not stream.has_ended_there and not stream.is_closed:
             stream.credit_bytes += size_bytes
             if stream.credit_bytes >= STREAM_WINDOW_BYTES // 2:

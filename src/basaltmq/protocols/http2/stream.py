@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 
@@ -33,7 +32,8 @@ class Stream:
         self.has_ended_here = False
         """Nothing more is taken to be sent; it may wait still."""
         self.is_closed = False
-        self.waiting: deque[bytes | memoryview[int]] = deque()
+        self.waiting: list[bytes | memoryview[int]] = []
+        """Few: whoever sends much waits until it is on its way."""
         self.waiting_bytes = 0
         self.trailer: bytes | None = None
         """The header block that ends it once everything before it is sent; empty for an end without one."""

@@ -189,6 +189,24 @@ def test_answers_that_come_later_in_one_turn_are_one_write() -> None:
     run(work)
 
 
+def test_a_deadline_far_away_is_looked_after_by_the_sweep() -> None:
+    async def work(server: GrpcServer, handlers: Handlers) -> None:
+        session = Session(server)
+        session.call("/Later", prefixed(b""), grpc_timeout="20S")
+        session.call("/Later", prefixed(b""), stream=3)
+        now_s = server.loop.time()
+        session.connection.tick(now_s + 19)
+        assert session.outcome(1) is None
+        session.connection.tick(now_s + 21)
+        await session.until(lambda: session.outcome(1) is not None)
+        found = session.outcome(1)
+        assert found is not None
+        assert found.status is Status.DEADLINE_EXCEEDED
+        assert session.outcome(3) is None, "it has no deadline"
+
+    run(work)
+
+
 def test_an_only_call_is_answered_in_the_turn_its_answer_is_known() -> None:
     async def work(server: GrpcServer, handlers: Handlers) -> None:
         session = Session(server)

@@ -54,7 +54,7 @@ def test_a_call_goes_in_and_its_answer_out() -> None:
     assert first.fields == REQUEST
     assert isinstance(second, Data)
     assert (second.chunk, second.has_ended) == (b"question", True)
-    core.answer(first.stream, BLOCK, b"answer", TRAILER)
+    core.answer(first.stream, BLOCK, b"ans", b"wer", TRAILER)
     head, content, end = frames(core.take())
     assert head == Frame(f.HEADERS, f.END_HEADERS, 1, b"\x20" + BLOCK), "the first block says that there is no table"
     assert content == Frame(f.DATA, 0, 1, b"answer")
@@ -86,7 +86,7 @@ def test_a_client_and_a_server_of_ours_understand_each_other() -> None:
                 got += event.chunk
                 server.consumed(event.stream, event.size_bytes)
                 if event.has_ended:
-                    server.answer(event.stream, BLOCK, content, TRAILER)
+                    server.answer(event.stream, BLOCK, content[:7], content[7:], TRAILER)
         back = server.take()
         if not back:
             break
@@ -379,7 +379,7 @@ def test_pings_beside_work_are_fine_however_many() -> None:
     for number in range(1, 3 * ALLOWANCE, 2):
         event = core.receive(headers(number) + data(number, b"x", ends=True) + f.ping(b"12345678"))[0]
         assert isinstance(event, Headers)
-        core.answer(event.stream, BLOCK, b"y", TRAILER)
+        core.answer(event.stream, BLOCK, b"y", b"", TRAILER)
         core.take()
     assert not core.is_over
 
@@ -410,7 +410,7 @@ def test_more_streams_than_allowed_are_refused_and_the_others_go_on() -> None:
     assert core.receive(headers(5)) == []
     assert resets(core.take()) == {5: Code.REFUSED_STREAM}
     core.receive(data(1, b"", ends=True))
-    core.answer(first, BLOCK, b"x", TRAILER)
+    core.answer(first, BLOCK, b"x", b"", TRAILER)
     assert opened(core, 7).id == 7
 
 
@@ -455,7 +455,7 @@ def test_who_leaves_takes_no_more_streams() -> None:
     core.receive(headers(3))
     assert resets(core.take()) == {3: Code.REFUSED_STREAM}
     core.receive(data(1, b"", ends=True))
-    core.answer(stream, BLOCK, b"x", TRAILER)
+    core.answer(stream, BLOCK, b"x", b"", TRAILER)
     assert [each.payload for each in sent(core)] == [b"x"]
 
 

@@ -136,11 +136,11 @@ def test_a_client_that_takes_small_frames_may_send_large_ones() -> None:
     (event, content) = core.receive(headers(1) + data(1, CONTENT, ends=True))
     assert isinstance(event, Headers)
     assert isinstance(content, Data)
-    core.answer(event.stream, encode([(":status", "200")]), bytes(20_000), encode([("grpc-status", "0")]))
+    core.answer(event.stream, encode([(":status", "200")]), bytes(5), bytes(19_995), encode([("grpc-status", "0")]))
     assert sizes(core) == [FRAME_BYTES_MIN, 20_000 - FRAME_BYTES_MIN]
     event, _ = core.receive(headers(3) + data(3, b"again", ends=True))
     assert isinstance(event, Headers)
-    core.answer(event.stream, encode([(":status", "200")]), bytes(20_000), encode([("grpc-status", "0")]))
+    core.answer(event.stream, encode([(":status", "200")]), bytes(5), bytes(19_995), encode([("grpc-status", "0")]))
     assert sizes(core) == [FRAME_BYTES_MIN, 20_000 - FRAME_BYTES_MIN]
 
 
