@@ -526,13 +526,12 @@ class QueuePlane:
         return self._loaded.require(name)
 
     def _look_at(self, name: str) -> Queue:
-        """The same for whoever reads: nothing follows that would make room for it."""
-        queue = self._queue(name)
-        if not self._changes.is_open:
+        """The same for whoever reads: nothing follows that would make room for it, so there is made some before."""
+        if not self._changes.is_open and self._loaded.peek(name) is None:
             # What does not go stays for another time; it is no failure of the one who reads.
             with suppress(BasaltError):
                 self._loaded.evict()
-        return queue
+        return self._queue(name)
 
     def _follow_up(self) -> None:
         """What an operation left to be done: limits of other queues, memory to be given back, deadlines to tell."""

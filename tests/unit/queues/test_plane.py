@@ -366,7 +366,15 @@ def test_looking_at_many_queues_brings_no_more_of_them_into_memory_than_may_be_t
         assert plane.stats(name)["ready"] == 1
         assert plane.get(name).name == name
         assert [each.payload for each in plane.browse(name)] == [name.encode()]
-        assert len(plane._loaded) == 3
+        assert len(plane._loaded) <= 4
+    held = [plane.lease(name, visibility_ms=0)[0].token for name in names[:2]]
+    for name in names[2:]:
+        # Those that cannot go are no reason to let the one go that is looked at.
+        assert plane.stats(name)["ready"] == 1
+        assert [each.payload for each in plane.browse(name)] == [name.encode()]
+        assert len(plane._loaded) <= 4
+    for name, token in zip(names, held, strict=False):
+        plane.release(name, token)
     with plane.change():
         for name in names:
             plane.enqueue(name, [b"more"])
