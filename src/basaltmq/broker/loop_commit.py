@@ -1,40 +1,27 @@
 """Group commit for planes that are called from a loop: they never wait, whoever confirms asks for the sync.
 
-On a disk that syncs in a few hundred microseconds, waking a thread and hearing from it costs as much as the sync: each
-time the interpreter's lock changes hands twice, against a loop that is busy. So the loop syncs by itself, at the end of
-the turn and after the turn's answers and deliveries have gone out; what comes in meanwhile is the next, larger batch.
-Those who wait are told a turn later, when what consumers answered has been read: a publisher that is told first runs
-ahead of them, and the queue it builds is latency.
-A sync that takes longer than the loop can spare sends the following ones to the thread, more of them each time it
-happens again: on a slow disk the loop stands still for one sync in a thousand.
+Where the disk is fast the loop syncs by itself (see `store.loop_time`), at the end of the turn and after the turn's
+answers and deliveries have gone out; what comes in meanwhile is the next, larger batch. Those who wait are told a turn
+later, when what consumers answered has been read: a publisher that is told first runs ahead of them, and the queue it
+builds is latency.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import Final
 
 from basaltmq.errors import BasaltError
 from basaltmq.store.api import Store
 from basaltmq.store.commit import Group, GroupCommit, resolve_all
-
-HERE_S_MAX: Final = 0.002
-"""What the loop can spare: below what a turn with a full batch takes."""
-
-AWAY_MIN: Final = 8
-AWAY_MAX: Final = 1024
-"""Syncs left to the thread after a slow one, doubled with each that follows."""
+from basaltmq.store.loop_time import HERE_S_MAX, LoopTime
 
 
 class LoopCommit(GroupCommit):
     """Syncs in the turn of the loop that asks, where the disk is fast."""
 
     def __init__(self, store: Store, *, here_s_max: float = HERE_S_MAX) -> None:
-        self._here_s_max = here_s_max
-        self._away = 0
-        """Syncs the thread does before the loop tries again."""
-        self._away_next = AWAY_MIN
+        self._time = LoopTime(here_s_max)
         self._is_due = False
         """Whether the loop has taken the thread's place and will sync soon."""
         self._here: asyncio.AbstractEventLoop | None = None
@@ -50,7 +37,7 @@ class LoopCommit(GroupCommit):
             self._group.futures.setdefault(loop, []).extend(futures)
             if not self._idle:
                 return
-            if self._away:
+            if self._time.away:
                 self._wake_up()
                 return
             # To others it looks as if the thread were at work: they join the group.
@@ -75,11 +62,7 @@ class LoopCommit(GroupCommit):
             self._serve(group)
         finally:
             self._here = None
-            if time.monotonic() - started <= self._here_s_max:
-                self._away_next = AWAY_MIN
-            else:
-                self._away = self._away_next
-                self._away_next = min(AWAY_MAX, 2 * self._away_next)
+            self._time.took(time.monotonic() - started)
             self._go_on(loop)
 
     def _go_on(self, loop: asyncio.AbstractEventLoop | None) -> None:
@@ -88,7 +71,7 @@ class LoopCommit(GroupCommit):
             self._idle = not self._group
             if self._idle:
                 return
-            if loop is None or self._away:
+            if loop is None or self._time.away:
                 self._wake.give()
                 return
             self._is_due = True
@@ -96,7 +79,7 @@ class LoopCommit(GroupCommit):
 
     def _hand_over(self) -> bool:
         group = self._group
-        if self._away or self._closing or group.members or len(group.futures) != 1:
+        if self._time.away or self._closing or group.members or len(group.futures) != 1:
             return False
         (loop,) = group.futures
         try:
@@ -108,8 +91,8 @@ class LoopCommit(GroupCommit):
         return True
 
     def _serve(self, group: Group) -> None:
-        if self._here is None and self._away:
-            self._away -= 1
+        if self._here is None:
+            self._time.was_away()
         super()._serve(group)
 
     def _tell(

@@ -139,7 +139,6 @@ class Lane:
         options: LaneOptions | None = None,
     ) -> Lane:
         """Open or make the lane at `path`. Appending makes sense only after `recovery.repair`."""
-        options = options or LaneOptions()
         try:
             seed = find_seed(path)
             if seed is None:
@@ -154,7 +153,7 @@ class Lane:
             # Before anything is appended: positions it knows of may be given out again from here on.
             ring.remove(path)
             segments[-1].state = SegmentState.WRITE
-            return cls(path, seed, segments, clock_ms, options)
+            return cls(path, seed, segments, clock_ms, options or LaneOptions())
         except OSError as error:
             raise os_error(error, path) from error
 
@@ -172,6 +171,10 @@ class Lane:
     def synced_position(self) -> int:
         """Everything below survives a power loss. At first that is nothing: what was found may be in the page cache."""
         return self._synced_position
+
+    @property
+    def is_syncing(self) -> bool:
+        return self._sync_lock.locked()
 
     @property
     def active_start(self) -> int:
@@ -329,8 +332,7 @@ class Lane:
         self._gathered, self._gathered_bytes, self._ringed, self._ringed_bytes = [], 0, 0, 0
 
         def write() -> None:
-            # A failure has poisoned the lane.
-            with suppress(StorageError):
+            with suppress(StorageError):  # It has poisoned the lane.
                 self._write_out(parts, size_bytes)
 
         self._moved = self._fd, begin, size_bytes
@@ -343,8 +345,7 @@ class Lane:
             return
         with self._sync_lock:
             with self._lock:
-                if self._mover.is_busy:
-                    self._mover.wait()
+                self._mover.wait()
                 if self._error is not None:
                     return
                 parts, size_bytes = self._take_ringed()
@@ -548,9 +549,8 @@ class Lane:
         if isinstance(self._error, StoreClosedError):
             return
         try:
-            worker = self._worker
-            if worker is not None:
-                worker.join()
+            if self._worker is not None:
+                self._worker.join()
             if self._error is None:
                 self.sync()
         finally:

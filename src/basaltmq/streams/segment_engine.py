@@ -139,9 +139,13 @@ class SegmentEngine(SegmentReader):
         random_u32: Callable[[], int] | None = None,
         progress: Progress | None = None,
         shards_loaded_max: int = SHARDS_LOADED_MAX,
+        in_loop: bool = False,
     ) -> None:
-        """Open the log under `path` and bring the index up to it; what is unreadable goes to `quarantine`."""
+        """Open the log under `path` and bring the index up to it; what is unreadable goes to `quarantine`.
+
+        `in_loop`: the loop that writes may sync by itself, see `lane_sync`."""
         super().__init__(store, shards, offsets, clock_ms, leaders)
+        self._in_loop = in_loop
         self._managed = store
         self._shards_loaded_max = shards_loaded_max
         self._rows = RowsAhead(store)
@@ -175,7 +179,7 @@ class SegmentEngine(SegmentReader):
         recover(self, logs, quarantine, progress)
         # Those loaded while the index was brought up to date do not know what is undecided.
         self._states = Recent(self.load_state, self._shards_loaded_max)
-        self.lanes = [LogLane(number, log, self.index.lock) for number, log in enumerate(logs)]
+        self.lanes = [LogLane(number, log, self.index.lock, in_loop=self._in_loop) for number, log in enumerate(logs)]
         self._ticks = [TickSync(lane.watermarks.group) for lane in self.lanes]
         self._finish()
 
@@ -572,9 +576,6 @@ class SegmentEngine(SegmentReader):
         for lane in self.lanes:
             lane.watermarks.wait_all()
         self._sync_rows()
-
-    def _sync_rows(self) -> None:
-        self._store.sync()
 
     def load_state(self, shard: int) -> SegmentShard:
         # Past the cache of rows: what is loaded here is kept here.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain, islice, pairwise
 from typing import Final, TypeVar
 
@@ -39,6 +40,7 @@ from basaltmq.streams.adapter import (
 from basaltmq.streams.engine import EngineBase
 from basaltmq.streams.index import StreamIndex
 from basaltmq.streams.index_rows import IN_TRANSACTION, Entry
+from basaltmq.streams.lane_sync import LaneSync
 from basaltmq.streams.leaders import Leaders
 from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.segment_kafka import Ahead, KafkaRead, producers_batches, read_batches
@@ -69,12 +71,13 @@ class LogLane:
 
     __slots__ = ("lock", "log", "number", "watermarks")
 
-    def __init__(self, number: int, log: Lane, lock: threading.RLock) -> None:
+    def __init__(self, number: int, log: Lane, lock: threading.RLock, *, in_loop: bool = False) -> None:
         self.number = number
         self.log = log
         self.lock = lock
         """The index's: an append goes to both, and a lock more costs as much as its entry."""
-        self.watermarks = Watermarks(log, log.secure, log.tidy)
+        group = partial(LaneSync, log=log, tidy=log.tidy) if in_loop else None
+        self.watermarks = Watermarks(log, log.secure, log.tidy, group)
 
     def sync_soon(self) -> None:
         """Have complete segments made durable, whether anybody waits for it or not, so that at most a few are not."""

@@ -51,10 +51,15 @@ class Watermarks:
     """Counts the writes of one store or lane and moves the watermarks of its shards with its syncs.
 
     `secure` is its sync, if it has a faster one; then `tidy` is what is left to do when those who wait have been told.
+    `group` makes what tells them, if it is not a thread.
     """
 
     def __init__(
-        self, store: Syncable, secure: Callable[[], None] | None = None, tidy: Callable[[], None] | None = None
+        self,
+        store: Syncable,
+        secure: Callable[[], None] | None = None,
+        tidy: Callable[[], None] | None = None,
+        group: Callable[[Syncable], GroupSync] | None = None,
     ) -> None:
         self._store = store
         self._secure = store.sync if secure is None else secure
@@ -62,7 +67,10 @@ class Watermarks:
         self._written = 0
         self._synced = 0
         self._waiting: deque[tuple[int, Visible]] = deque()
-        self.group = GroupSync(self) if tidy is None else _TidyGroup(self, tidy)
+        if group is not None:
+            self.group = group(self)
+        else:
+            self.group = GroupSync(self) if tidy is None else _TidyGroup(self, tidy)
 
     def written(self, shard: Visible, base_offset: int, durability: Durability) -> int:
         """A write at `base_offset` has returned, and `next_offset` was moved; its sequence. Under the shard's lock."""

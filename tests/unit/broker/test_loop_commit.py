@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from basaltmq.broker.loop_commit import AWAY_MIN, LoopCommit
+from basaltmq.broker.loop_commit import LoopCommit
 from basaltmq.errors import StorageError, StoreClosedError
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.loop_time import AWAY_MIN
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore
 
