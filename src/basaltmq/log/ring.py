@@ -16,7 +16,9 @@ checksums of their own; `segment` is where the segment that they lie in begins. 
 that is torn damages only what nobody was promised.
 
 After a crash `replay` puts every entry that is whole where it belongs. That is right for old ones too: a position is
-given out once while a ring lives, so what an entry says about it is what the segment must say. The ring is removed when
+given out once while a ring lives, so what an entry says about it is what the segment must say. It is written even where
+the segment reads so already: after a sync that failed, the page cache shows what the disk may never have got, and
+another sync would find nothing to do. The ring is removed when
 a lane is opened, after its frames are durable in their segments and before anything is appended, and at a clean close.
 An entry that is damaged is a loss only if its segment lost the frames too, and is found there like any other.
 
@@ -207,7 +209,6 @@ def replay(lane: Path, seed: int, segments: Sequence[Segment]) -> int:
             segment.size_bytes = max(segment.size_bytes, at + size_bytes)
             restored += 1
         concerned[segment.start] = segment
-    # Also those that hold all: perhaps only in the page cache.
     for segment in concerned.values():
         with open(segment.path, "rb") as file:
             os.fdatasync(file.fileno())
@@ -261,16 +262,14 @@ def _is_whole(seed: int, raw: bytes, at: int, size_bytes: int) -> bool:
 
 
 def _restore(segment: Segment, at: int, frames: bytes) -> bool:
-    """Have a segment hold frames at a byte; False if it does."""
+    """Write frames into their segment, for the next sync; False if it read so already."""
     fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
     try:
         held = os.pread(fd, len(frames), at)
-        if held == frames:
-            return False
         _write_on(fd, frames, 0, at)
     finally:
         os.close(fd)
-    return True
+    return held != frames
 
 
 def _write_on(fd: int, data: bytes | memoryview, written: int, at: int) -> None:

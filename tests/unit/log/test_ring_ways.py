@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.unit.log.test_ring import SEED, copied, found, frame, gather, ringed
+from tests.unit.log.test_ring import SEED, copied, found, frame, gather, name_of, open_lane, ringed
 
 from basaltmq.log import ring as ring_module
 from basaltmq.log.ring import NAME
@@ -88,3 +88,36 @@ def test_an_entry_that_is_larger_than_the_buffer_goes_through_the_page_cache(tmp
         (len(parts[0]) * 2 + size_bytes, len(parts[0])),
     ]
     ring.close()
+
+
+@pytest.mark.promise("P1")
+def test_frames_of_a_ring_are_written_again_even_where_their_segment_shows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A sync that fails leaves pages that read well, are on no disk, and are not written by the next sync.
+    lane = ringed(tmp_path / "lane")
+    begin = lane.end
+    frames = gather(lane, 1)
+    lane.secure()
+    lane.tidy()
+    left = copied(lane, tmp_path / "left")
+    lane.close()
+    done: list[tuple[str, int, bytes]] = []
+    real_write, real_sync = os.pwrite, os.fdatasync
+
+    def pwrite(fd: int, data: bytes, at: int) -> int:
+        done.append((name_of(fd), at, bytes(data)))
+        return real_write(fd, data, at)
+
+    def fdatasync(fd: int) -> None:
+        done.append((name_of(fd), -1, b""))
+        real_sync(fd)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    opened = open_lane(left)
+    segment = opened.segments()[-1].path.name
+    monkeypatch.undo()
+    assert not (left / NAME).exists()
+    assert done.index((segment, begin, frames)) < done.index((segment, -1, b""))
+    opened.close()
