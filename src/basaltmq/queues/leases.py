@@ -24,9 +24,9 @@ after a crash its messages are simply ready.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import islice
+from itertools import chain, islice
 from struct import Struct
 from struct import error as struct_error
 from typing import Final
@@ -227,7 +227,17 @@ def _alike(prefix: bytes, row: bytes, at: int) -> list[bytes]:
 class Leases:
     """The leases of one queue. Changes rows in the batch it is handed, and its own memory at once."""
 
-    __slots__ = ("_by_id", "_by_token", "_count", "_prefix", "_queue", "_unlisted", "returned_ns", "size_bytes")
+    __slots__ = (
+        "_by_id",
+        "_by_token",
+        "_count",
+        "_leaving",
+        "_prefix",
+        "_queue",
+        "_unlisted",
+        "returned_ns",
+        "size_bytes",
+    )
 
     def __init__(self, queue: str, returned_ns: int = 0) -> None:
         self._queue = queue
@@ -237,6 +247,8 @@ class Leases:
         """The messages of all calls but the unlisted ones."""
         self._unlisted: dict[int, LeaseCall] = {}
         """Calls that are columns and, as a rule, are settled as such before anybody asks for one of their messages."""
+        self._leaving: list[Collection[bytes]] = []
+        """Messages that the change that is open has settled: their rows are there until it is written."""
         self._count = 0
         self.size_bytes = 0
         """Bodies of all leased messages."""
@@ -274,7 +286,15 @@ class Leases:
     def has_key(self, key: bytes) -> bool:
         if self._unlisted:
             self._list_all()
-        return key[-16:] in self._by_id
+        return key[-16:] in self._by_id or any(key[-16:] in ids for ids in self._leaving)
+
+    def leave(self, change: Change, ids: Collection[bytes]) -> None:
+        """Messages are taken out of their leases in this change. Whoever reads the queue's rows before it is written
+        must not take them for ready: they are done, or come back with the change."""
+        if not self._leaving:
+            change.after(self._leaving.clear)
+            change.undo(self._leaving.clear)
+        self._leaving.append(ids)
 
     def held_among(self, keys: Sequence[bytes]) -> list[int]:
         """Which of the messages with these keys, which ascend, are leased."""
@@ -284,8 +304,10 @@ class Leases:
                 if call.plain is None or (call.plain.keys[0] <= last and call.plain.keys[-1] >= first):
                     self._list_all()
                     break
-        by_id = self._by_id
-        return [number for number, key in enumerate(keys) if key[-16:] in by_id] if by_id else []
+        held: Collection[bytes] = self._by_id
+        if self._leaving:
+            held = {*held, *chain.from_iterable(self._leaving)}
+        return [number for number, key in enumerate(keys) if key[-16:] in held] if held else []
 
     def paged_out(self, entry: Entry) -> None:
         """A message that came back leaves memory; from here on its place says that it may have come back."""

@@ -167,7 +167,9 @@ class QueuePlane:
         def change_it(change: Change) -> None:
             queue = self._queue(config.name)
             hooks = self._loaded.hooks(config)
-            if bool(queue.config.priorities_max) != bool(config.priorities_max) and queue.stats.depth():
+            # Those that wait for their time have their places too, and come back to them.
+            has_messages = bool(queue.stats.depth() or queue.stats.delayed)
+            if bool(queue.config.priorities_max) != bool(config.priorities_max) and has_messages:
                 raise InvalidConfigError(
                     f"queue {config.name!r} has messages; priorities can be turned on or off only while it is empty"
                 )

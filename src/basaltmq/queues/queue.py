@@ -412,10 +412,12 @@ class Queue:
         whole = self.leases.take_plain(token, ids)
         if whole is not None:
             call, plain, all_ids = whole
+            self.leases.leave(change, all_ids)
             change.undo(lambda: self.leases.restore_plain(call, plain, all_ids))
             change.after(lambda: self.shared.lease_expiry.remove(token))
             return call, plain
         call, taken = self.leases.take(token, ids)
+        self.leases.leave(change, taken)
         change.undo(lambda: self.leases.restore(call, taken))
         if call.is_settled:
             change.after(lambda: self.shared.lease_expiry.remove(token))

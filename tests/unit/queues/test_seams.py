@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.queues.conftest import Clock, Planes, TestStore, payloads, settle
 
 from basaltmq.errors import InvalidArgumentError, InvalidConfigError, LimitExceededError, QueueFullError
+from basaltmq.pipeline.audit_queues import audit_queues
 from basaltmq.queues import making
 from basaltmq.queues.config import Durability, Overflow, QueueConfig, decode_config, encode_config
 from basaltmq.queues.draft import Draft
@@ -225,3 +226,62 @@ def test_the_configuration_keeps_what_the_layer_above_has_to_remember() -> None:
     with pytest.raises(InvalidConfigError):
         QueueConfig(name="q", overflow=Overflow.REJECT_PUBLISH_DEAD_LETTER)
     QueueConfig(name="q", overflow=Overflow.REJECT_PUBLISH_DEAD_LETTER, extra=b"x")
+
+
+@pytest.mark.promise("P2", "P4")
+@pytest.mark.parametrize("answer", ["ack", "nack", "release", "reject"])
+def test_what_a_change_has_settled_is_not_read_from_disk_by_the_same_change(planes: Planes, answer: str) -> None:
+    plane = planes.open()
+    plane.create(QueueConfig(name="q", durability=Durability.WRITTEN, dead_letter_queue="dead"))
+    plane.enqueue("q", [b"1", b"2", b"3"])
+    held = plane.lease("q", 2)
+    # What is on disk only is read again from the head, and is leased as its row says.
+    plane = planes.open()
+    with plane.change():
+        if answer == "ack":
+            plane.ack("q", held[0].token)
+        elif answer == "release":
+            plane.release("q", held[0].token)
+        else:
+            plane.nack("q", held[0].token, reject=answer == "reject")
+        (other,) = plane.lease("q", 5)
+    assert other.payload == b"3"
+    assert plane.stats("q")["leased"] == 1
+    plane.ack("q", other.token)
+    back = [] if answer in ("ack", "reject") else [b"1", b"2"]
+    assert plane.stats("q")["ready"] == plane.stats("q")["messages"] == len(back)
+    assert payloads(plane, "q") == back
+    assert payloads(plane, "dead") == ([b"1", b"2"] if answer == "reject" else [])
+    assert list(audit_queues(planes.store)) == []
+
+
+@pytest.mark.promise("P2")
+def test_a_transaction_that_acks_and_makes_a_full_queue_drop_its_head_drops_what_is_in_it(planes: Planes) -> None:
+    plane = planes.open()
+    plane.create(QueueConfig(name="q", durability=Durability.WRITTEN, length_max=2, dead_letter_queue="dead"))
+    plane.enqueue("q", [b"0"])
+    held = plane.lease("q", 1)
+    plane.enqueue("q", [b"1", b"2"])
+    plane = planes.open()
+    transaction = plane.transaction()
+    transaction.ack("q", held[0].token)
+    transaction.enqueue("q", [b"3"])
+    transaction.commit()
+    assert plane.stats("q")["messages"] == 2
+    assert payloads(plane, "dead") == [b"1"]
+    assert payloads(plane, "q") == [b"2", b"3"]
+    assert list(audit_queues(planes.store)) == []
+
+
+def test_priorities_are_not_turned_on_or_off_while_messages_wait_for_their_time(planes: Planes) -> None:
+    plane = planes.open()
+    plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
+    plane.enqueue("q", [Draft(payload=b"later", delay_ms=50)])
+    with pytest.raises(InvalidConfigError, match="has messages"):
+        plane.update(QueueConfig(name="q", durability=Durability.WRITTEN, priorities_max=3))
+    planes.clock.pass_ms(51)
+    settle(plane, planes.clock)
+    assert payloads(plane, "q") == [b"later"]
+    plane.update(QueueConfig(name="q", durability=Durability.WRITTEN, priorities_max=3))
+    plane.enqueue("q", [b"more"])
+    assert payloads(plane, "q") == [b"more"]
