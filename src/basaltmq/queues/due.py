@@ -93,9 +93,16 @@ class Due:
         """When something is due next."""
         if self._over_limit or self._shared.reclaim.is_pending:
             return 0
-        known = [self._shared.lease_expiry.deadline_ns(), self._shared.timers.deadline_ns()]
-        known += [self._token_ns(name) for name in self._token_queues()]
-        return min((at for at in known if at is not None), default=None)
+        # Asked with every change: leases and timers, as a rule, are all there is.
+        first = self._shared.lease_expiry.deadline_ns()
+        timer = self._shared.timers.deadline_ns()
+        if first is None or (timer is not None and timer < first):
+            first = timer
+        for name in self._token_queues():
+            token = self._token_ns(name)
+            if first is None or (token is not None and token < first):
+                first = token
+        return first
 
     def tell_deadline(self) -> None:
         """Call `on_deadline` if something is due earlier than promised."""

@@ -94,11 +94,26 @@ class Sending:
                     pass
         return not stream.waiting
 
-    def send_last(self, stream: Stream, *contents: bytes) -> None:
-        """Send contents that end the stream."""
-        stream.trailer = _EMPTY
-        self.send(stream, *contents)
+    def send_last(self, stream: Stream, first: bytes, content: bytes) -> None:
+        """Send content in two parts that ends the stream, as the client."""
+        size_bytes = len(first) + len(content)
+        if (
+            stream.is_closed
+            or stream.waiting
+            or not 0 < size_bytes <= self._frame_bytes_max
+            or size_bytes > stream.send_window
+            or size_bytes > self._send_window
+        ):
+            stream.trailer = _EMPTY
+            self.send(stream, first, content)
+            stream.has_ended_here = True
+            return
+        stream.send_window -= size_bytes
+        self._send_window -= size_bytes
+        self._out += (HEAD.pack(size_bytes >> 8, size_bytes & 0xFF, f.DATA, f.END_STREAM, stream.id), first, content)
         stream.has_ended_here = True
+        self._budget.worked()
+        self._ended(stream)
 
     def end(self, stream: Stream, trailer: bytes = _EMPTY) -> None:
         """Nothing more is sent on a stream but this block, behind all that waits."""

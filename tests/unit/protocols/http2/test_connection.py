@@ -75,7 +75,7 @@ def test_a_client_and_a_server_of_ours_understand_each_other() -> None:
     server: Connection[list[Field]] = Connection(Meanings(list), clock_s=Clock())
     content = bytes(range(256)) * 2_000
     stream = client.open(encode(REQUEST))
-    client.send_last(stream, content)
+    client.send_last(stream, content[:3], content[3:])
     got = b""
     theirs: Stream | None = None
     for _ in range(100):
