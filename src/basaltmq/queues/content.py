@@ -90,10 +90,14 @@ class Content:
             if not entry.flags & SHARED:
                 change.cancel(Family.BODIES, body_key(body_of(entry.row)))
 
-    def put_only_if_wanted(self, change: Change, body_id: bytes) -> None:
-        """Take a shared body back out of the change if no message of it is left that has it."""
+    def put_only_if_wanted(self, change: Change, body_id: bytes, body: bytes) -> None:
+        """Take a shared body back out of the change if no message of it is left that has it; have it there if one of
+        them has gone again, the first perhaps, and took it along."""
+        key = body_key(body_id)
         if not self._is_wanted(_references(change).get(body_id, {}), body_id, set()):
-            change.cancel(Family.BODIES, body_key(body_id))
+            change.cancel(Family.BODIES, key)
+        elif any(kind != PUT and family is Family.BODIES and each == key for kind, family, each, _ in change.batch.ops):
+            change.batch.put(Family.BODIES, key, body)
 
     def _is_wanted(self, before: dict[bytes, bool], body_id: bytes, leaving: set[bytes]) -> bool:
         """Whether a message beside those leaving has the body, on disk or `before` this in the same change."""

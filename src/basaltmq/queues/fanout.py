@@ -45,7 +45,7 @@ def publish(
     body_id = shared.ids.next()
     shared.content.put(change, body_id, draft.payload)
     ids = [queue.enqueue(change, [draft], body_id, memory=False)[0] for queue in queues]
-    shared.content.put_only_if_wanted(change, body_id)
+    shared.content.put_only_if_wanted(change, body_id, draft.payload)
     return ids
 
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from basaltmq.queues.config import QueueConfig
+from basaltmq.errors import QueueFullError
+from basaltmq.pipeline.audit_queues import audit_queues
+from basaltmq.queues.config import Overflow, QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.api import Store
@@ -106,3 +108,34 @@ def test_many_shared_bodies_are_there_after_opening_again(tmp_path: Path) -> Non
         assert [each.payload for each in plane.lease(name, 100)] == [draft.payload for draft in drafts(20)]
     plane.close()
     store.close()
+
+
+@pytest.mark.spec("E4", "E7")
+@pytest.mark.parametrize(
+    ("overflow", "dead_letter_queue"),
+    [*((each, "dead") for each in Overflow), (Overflow.DROP_HEAD, None), (Overflow.REJECT_PUBLISH, None)],
+)
+def test_a_queue_that_drops_its_copy_at_once_leaves_the_others_the_body(
+    store: Store, overflow: Overflow, dead_letter_queue: str | None
+) -> None:
+    plane = opened(store)
+    small = QueueConfig(name="small", bytes_max=100, overflow=overflow, dead_letter_queue=dead_letter_queue)
+    for config in (small, QueueConfig(name="a"), QueueConfig(name="b")):
+        plane.create(config)
+    body = b"x" * 9000
+    if overflow is not Overflow.DROP_HEAD:
+        with pytest.raises(QueueFullError):
+            plane.publish(["small", "a"], body)
+    kept = overflow is not Overflow.REJECT_PUBLISH
+    names = ["small", "a", "b"] if overflow is Overflow.DROP_HEAD else ["a", "b"]
+    plane.publish(names, body)
+    assert list(audit_queues(store)) == []
+    for name in ("a", "b"):
+        found = plane.lease(name, 9)
+        assert {each.payload for each in found} == {body}
+        plane.ack(name, found[0].token)
+    if dead_letter_queue is not None and kept:
+        found = plane.lease("dead", 9)
+        assert [each.payload for each in found] == [body]
+        plane.ack("dead", found[0].token)
+    assert rows_of(store, Family.BODIES) == rows_of(store, Family.CONTENT_REFS) == 0
