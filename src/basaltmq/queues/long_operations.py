@@ -22,6 +22,7 @@ from typing import Final
 
 from basaltmq.errors import InvalidArgumentError
 from basaltmq.queues import removal
+from basaltmq.queues.change import Change
 from basaltmq.queues.changes import Changes
 from basaltmq.queues.held import require_free
 from basaltmq.queues.loaded import LoadedQueues
@@ -48,8 +49,7 @@ class LongOperations:
             self._changes.require_alone("delete")
             queue = self._loaded.require(name)
             require_free(queue)
-            self._changes.do(lambda change: removal.delete_queue(queue, change))
-            self._loaded.unload(name)
+            self._changes.do(lambda change: self._delete(change, queue))
             self._waiters.wake_queue(name)
         for _ in range(RECLAIM_PAGES):
             if not queue.shared.reclaim.is_pending:
@@ -58,6 +58,11 @@ class LongOperations:
             with self._changes.lock:
                 if queue.shared.reclaim.is_pending:
                     self._changes.do(queue.shared.reclaim.step)
+
+    def _delete(self, change: Change, queue: Queue) -> None:
+        removal.delete_queue(queue, change)
+        # At once: whoever makes room in memory would write down what a queue has that is no more.
+        change.after(lambda: self._loaded.unload(queue.name))
 
     def purge(self, name: str) -> int:
         """Delete everything that is ready; how many that were. Leased and delayed messages stay."""

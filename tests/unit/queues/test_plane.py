@@ -21,6 +21,7 @@ from basaltmq.queues.config import Durability, QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.families import Family
+from basaltmq.store.keys import transient_counts_key
 
 KEPT = {Family.VERSION, Family.QUEUES, Family.QUEUE_STATS, Family.TIMERS}
 
@@ -404,8 +405,15 @@ def test_a_queue_whose_transient_messages_the_disk_does_not_take_stays_and_one_t
     plane.stats("b")
     assert plane.stats("a")["ready"] == 0
     assert payloads(plane, "a") == []
+    plane.create(QueueConfig(name="c", durability=Durability.WRITTEN))
+    plane.enqueue("c", [Draft(payload=b"t", transient=True)])
     held = plane.lease("b", visibility_ms=0)
+    # The one that is deleted is the one that would go for want of room.
+    plane.delete("c")
+    assert planes.store.get(Family.TRANSIENT, transient_counts_key("c")) is None
+    plane.create(QueueConfig(name="c", durability=Durability.WRITTEN))
     plane.stats("a")
+    assert plane.stats("c")["ready"] == 0
     assert plane._loaded.peek("b") is not None
     assert plane.ack("b", held[0].token) == 1
 
