@@ -8,8 +8,11 @@ folder BASALT_KAFKA_JARS, which maven fills:
 The load is librdkafka in a process of its own (`bench.kafka_load`), acks=all. Kafka answers after write(2), as Basalt
 does at `written`; `synced` waits for the disk. Each load runs once unmeasured, then in turns on all, several times; the
 figure is the median of each. A ratio of rates is the median of those of each turn: the client is what limits them, and
-its own speed drifts by a fifth within a run. Without jars Basalt is measured alone. BASALT_BENCH_PARTS names what is
-run, of `topics` (memory and start), `produce`, `consume` and `latency`; all of it if it is not set.
+its own speed drifts by a fifth within a run. Latencies of turns have nothing in common but a host that stands still at
+times, so theirs is the ratio of the medians; beside them stands what the bare disk takes in the same run: a file
+written over and synced by one thread at the same pace, each from the time it was due. Without jars Basalt is measured
+alone. BASALT_BENCH_PARTS names what is run, of `topics` (memory and start), `produce`, `consume` and `latency`; all of
+it if it is not set.
 """
 
 from __future__ import annotations
@@ -35,8 +38,15 @@ from typing import Any, Final, NamedTuple
 from bench.row import Row
 
 COUNT: Final = int(os.environ.get("BASALT_BENCH_MESSAGES", "1000000"))
-LATENCY_COUNT: Final = 10_000
 ROUNDS: Final = int(os.environ.get("BASALT_BENCH_ROUNDS", "3"))
+LATENCY_COUNT: Final = 5_000
+LATENCY_ROUNDS: Final = max(5, ROUNDS)
+"""Short turns and more of them: a disk or a host that stands still for a moment is in one turn, whoever's it is."""
+
+DISK_COUNT: Final = 2_000
+DISK_RATE: Final = 1_000
+DISK_FILE_BYTES: Final = 8 << 20
+DISK_WRITE_BYTES: Final = 4096
 READS: Final = 3
 """Of each topic in a round: the consumer's own thread is what limits it, and takes up to a third more at times."""
 
@@ -121,7 +131,7 @@ def run() -> list[Row]:
             with contextlib.ExitStack() as stack:
                 sides = {name: stack.enter_context(start(Path(folder) / "load")) for name, start in starts.items()}
                 time.sleep(SETTLE_S)
-                rows += _loads(sides, parts)
+                rows += _loads(sides, parts, Path(folder))
     return rows
 
 
@@ -184,7 +194,7 @@ def _create(side: Side, names: list[str], partitions: int, config: dict[str, str
         done.result(START_S)
 
 
-def _loads(sides: dict[str, Side], parts: frozenset[str]) -> list[Row]:
+def _loads(sides: dict[str, Side], parts: frozenset[str], folder: Path) -> list[Row]:
     written, synced = ({"basalt.durability": level} for level in ("written", "synced"))
     loads = [Load(f"{BASALT}, written", sides[BASALT], written), Load(f"{BASALT}, synced", sides[BASALT], synced)]
     if KAFKA in sides:
@@ -193,7 +203,7 @@ def _loads(sides: dict[str, Side], parts: frozenset[str]) -> list[Row]:
     if PRODUCE in parts or CONSUME in parts:
         rows += _throughput(loads, parts)
     if LATENCY in parts:
-        rows += _latency(loads)
+        rows += _latency(loads, folder)
     return rows
 
 
@@ -223,20 +233,45 @@ def _throughput(loads: list[Load], parts: frozenset[str]) -> list[Row]:
     ]
 
 
-def _latency(loads: list[Load]) -> list[Row]:
+def _latency(loads: list[Load], folder: Path) -> list[Row]:
     slow: dict[str, list[float]] = {load.name: [] for load in loads}
     middle: dict[str, list[float]] = {load.name: [] for load in loads}
-    for turn in range(ROUNDS):
+    disk: list[float] = []
+    for turn in range(LATENCY_ROUNDS):
+        disk.append(_disk_p99_ms(folder / "disk"))
         for load in loads:
             topic = f"latency-{load.name.replace(', ', '-')}-{turn}"
             _create(load.side, [topic], 1, load.config)
             found = _load(LATENCY, load.side, topic, LATENCY_COUNT)
             slow[load.name].append(found["p99_ms"])
             middle[load.name].append(found["p50_ms"])
+    spread = f"{min(disk):.1f}-{max(disk):.1f}"
     return [
         *[Row(f"latency at 1 k msg/s, p50, {name}", statistics.median(each), "ms") for name, each in middle.items()],
+        Row(f"1 k syncs/s of the bare disk, p99 ({spread})", statistics.median(disk), "ms"),
         *_latencies(slow),
     ]
+
+
+def _disk_p99_ms(path: Path) -> float:
+    """What one thread waits for that writes a block over and syncs it at a steady rate, each from when it was due."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.pwrite(fd, bytes(DISK_FILE_BYTES), 0)
+        os.fdatasync(fd)
+        block = b"x" * DISK_WRITE_BYTES
+        took = []
+        begin = time.perf_counter()
+        for number in range(DISK_COUNT):
+            due = begin + number / DISK_RATE
+            time.sleep(max(0.0, due - time.perf_counter()))
+            os.pwrite(fd, block, number * DISK_WRITE_BYTES % DISK_FILE_BYTES)
+            os.fdatasync(fd)
+            took.append(time.perf_counter() - due)
+    finally:
+        os.close(fd)
+        path.unlink()
+    return statistics.quantiles(took, n=100)[98] * 1e3
 
 
 def _rates(name: str, seen: dict[str, list[float]], bars: dict[str, float]) -> list[Row]:
