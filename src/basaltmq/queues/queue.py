@@ -455,6 +455,7 @@ class Queue:
         For a part of its messages the lease is split, and the part has a token of its own.
         """
         call = self.leases.require(token)
+        self.touch(change)
         expires_ns = self.lease_until(change.now_ns, visibility_ms)
         self.used_ns = change.now_ns
         if ids is None or len(ids) == len(call.entries):

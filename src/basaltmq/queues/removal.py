@@ -85,7 +85,7 @@ def delete_queue(queue: Queue, change: Change) -> None:
     if by_row:
         queue.shared.reclaim.bury(change, queue.name, queue.shared.places.next(change))
     # A queue that never had a message has no rows in these; ranges that delete nothing would still slow reads down.
-    for family in BY_QUEUE if queue.stats.enqueued else ():
+    for family in BY_QUEUE if queue.stats.enqueued or calls else ():
         if family not in by_row:
             change.batch.delete_range(family, *_range(queue))
     change.batch.delete(Family.QUEUES, queue_key(queue.name))

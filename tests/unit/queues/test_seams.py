@@ -285,3 +285,17 @@ def test_priorities_are_not_turned_on_or_off_while_messages_wait_for_their_time(
     plane.update(QueueConfig(name="q", durability=Durability.WRITTEN, priorities_max=3))
     plane.enqueue("q", [b"more"])
     assert payloads(plane, "q") == [b"more"]
+
+
+@pytest.mark.promise("P10")
+def test_a_lease_of_transient_messages_that_was_given_a_time_goes_with_its_queue(planes: Planes) -> None:
+    plane = planes.open()
+    plane.create(QueueConfig(name="q", durability=Durability.MEMORY))
+    plane.enqueue("q", [b"a"])
+    (held,) = plane.lease("q", visibility_ms=0)
+    plane.extend("q", held.token, 60_000)
+    plane = planes.open()
+    assert plane.stats("q")["enqueued"] == 1
+    plane.delete("q")
+    for family in (Family.LEASE_CALLS, Family.LEASE_CALL_EXPIRY, Family.QUEUE_STATS):
+        assert planes.store.rows(family) == []
