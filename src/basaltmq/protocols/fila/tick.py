@@ -4,11 +4,15 @@
                                          ^                                       │
                                          └────── the next batch is written when ─┘ it is done
 
-There is no timer. A call that finds nothing under way is written at the end of its turn of the loop. One that comes
-while a sync runs could not be durable before the next sync whatever was done with it, so it waits and shares its write
-with others that do; more than `GATHERED_BYTES_MAX` does not wait. Those who waited for a sync are answered before the
-next one begins: their answers would otherwise lie here for as long as it takes, and callers that come back come back in
-two groups of very different sizes.
+There is no timer. A call that finds nothing under way is written in the first turn of the loop that brings no other,
+`TURNS_MAX` later at most: callers that were answered together come back one by one, and a sync for the first of them
+would leave the others to the next. One that comes while a sync runs could not be durable before the next sync whatever
+was done with it, so it waits and shares its write with others that do; more than `GATHERED_BYTES_MAX` does not wait.
+Those who waited for a sync are answered before the next one begins: their answers would otherwise lie here for as long
+as it takes, and callers would come back in two groups of very different sizes.
+
+Budget: a tick costs about 600 us of processor and disk beside its calls, a single Enqueue 50 us with everything in the
+cache and twice that in a server that is busy; so what counts is how many calls share a tick (8 of 16 callers).
 
 Calls stay apart in their errors. If the change of all is refused, each queue is tried alone, and then each call: only
 the culprit fails. A queue that refuses what is over its limit gets its calls one by one from the start, because the
@@ -36,6 +40,9 @@ GATHERED_BYTES_MAX: Final = 1 << 20
 
 MESSAGE_BYTES_MAX: Final = 16 << 20
 """One message, unless the settings say otherwise; they have the same default."""
+
+TURNS_MAX: Final = 16
+"""Turns of the loop that calls are gathered in as long as each brings another: of single messages a millisecond."""
 
 GROUP_MAX: Final = 5_000
 """Messages of one queue written together: under what one call of the plane takes, and some tens of milliseconds."""
@@ -74,6 +81,10 @@ class Tick:
         self._gathered: dict[str, list[_Call]] = {}
         self._gathered_bytes = 0
         self._is_scheduled = False
+        self._turns = 0
+        """That the scheduled write has let pass."""
+        self._has_come = False
+        """Whether there was another call in this one."""
         self._syncs = 0
         self.writes = 0
         """Times something was written."""
@@ -99,11 +110,19 @@ class Tick:
             )
         self._gathered.setdefault(queue, []).append(_Call(drafts, waiter))
         self._gathered_bytes += size_bytes
+        self._has_come = True
         if not self._is_scheduled and (not self._syncs or self._gathered_bytes > GATHERED_BYTES_MAX):
             self._is_scheduled = True
             self._loop.call_soon(self._end)
 
     def _end(self) -> None:
+        """Write what was gathered, if nobody else has come in this turn."""
+        if self._has_come and self._turns < TURNS_MAX and self._gathered_bytes <= GATHERED_BYTES_MAX:
+            self._has_come = False
+            self._turns += 1
+            self._loop.call_soon(self._end)
+            return
+        self._turns = 0
         self._is_scheduled = False
         gathered, self._gathered = self._gathered, {}
         self._gathered_bytes = 0

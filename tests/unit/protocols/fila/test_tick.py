@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from basaltmq.errors import BasaltError, InvalidArgumentError, QueueFullError, QueueNotFoundError, StorageError
-from basaltmq.protocols.fila.tick import GATHERED_BYTES_MAX, Tick
+from basaltmq.protocols.fila.tick import GATHERED_BYTES_MAX, TURNS_MAX, Tick
 from basaltmq.queues.config import Durability, Overflow, QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
@@ -56,8 +56,9 @@ def run(test: Callable[[Bench], Awaitable[None]]) -> None:
 
 
 async def turn() -> None:
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    """Long enough for what was gathered to be written."""
+    for _ in range(4):
+        await asyncio.sleep(0)
 
 
 @pytest.mark.spec("C6")
@@ -94,6 +95,25 @@ def test_what_comes_while_the_disk_syncs_is_one_write_when_it_is_done() -> None:
         assert bench.store.writes() == before + 1
         bench.commit.sync()
         assert len({(await call)[0] for call in later}) == 10
+
+    run(test)
+
+
+def test_calls_that_come_turn_by_turn_are_one_write_but_not_for_ever() -> None:
+    async def test(bench: Bench) -> None:
+        before = bench.store.writes()
+        for i in range(TURNS_MAX):
+            bench.tick.enqueue("a", [b"%d" % i])
+            await asyncio.sleep(0)
+            assert bench.store.writes() == before
+        await turn()
+        assert bench.store.writes() == before + 1
+        bench.commit.sync()
+        before = bench.store.writes()
+        for i in range(2 * TURNS_MAX):
+            bench.tick.enqueue("a", [b"%d" % i])
+            await asyncio.sleep(0)
+        assert bench.store.writes() == before + 1, "it was written while others came"
 
     run(test)
 
