@@ -46,7 +46,7 @@ def bench_path() -> Iterator[Path]:
 
 
 class Rig:
-    """An engine over a store."""
+    """An engine over a store, as an application has it that embeds one."""
 
     def __init__(self, path: Path, progress: Callable[[int, int], None] | None = None) -> None:
         self.path = path
@@ -55,7 +55,9 @@ class Rig:
         self.shards = Shards(self.store, clock_ms)
         offsets = PersistentOffsets(self.store, self.watermarks.group, clock_ms)
         started = time.perf_counter()
-        self.engine = SegmentEngine(self.store, self.shards, offsets, clock_ms, path=path / "log", progress=progress)
+        self.engine = SegmentEngine(
+            self.store, self.shards, offsets, clock_ms, path=path / "log", progress=progress, in_loop=True
+        )
         self.engine_s = time.perf_counter() - started
         """How long the engine took to start, the store being open."""
 

@@ -227,18 +227,12 @@ ssize_t writev(int fd, const struct iovec *v, int n) {
     WRITE("writev", syscall(SYS_write, fd, v[0].iov_base, v[0].iov_len / 2), syscall(SYS_writev, fd, v, n))
 }
 
-/* Half of a write past the page cache is whole blocks. */
-#define BLOCK 4096
 ssize_t pwritev2(int fd, const struct iovec *v, int n, off_t at, int flags) {
     size_t size = 0;
     for (int i = 0; i < n; i++) size += v[i].iov_len;
     long number = overwritten(fd, at, size);
     int half = 0, code = write_fault("pwritev", fd, &half);
-    if (half) {
-        size_t some = v[0].iov_len / 2 / BLOCK * BLOCK;
-        if (some) return syscall(SYS_pwrite64, fd, v[0].iov_base, some, at);
-        code = ENOSPC;
-    }
+    if (half) return syscall(SYS_pwrite64, fd, v[0].iov_base, v[0].iov_len / 2, at);
     if (code) { errno = code; return -1; }
     ssize_t written = syscall(SYS_pwritev2, fd, v, (long)n, (long)at, 0L, flags);
     if (written == (ssize_t)size && number >= 0 && flags & RWF_DSYNC) note("Y %ld\n", number);

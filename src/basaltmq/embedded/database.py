@@ -302,7 +302,9 @@ def _segment_engine(
     leaders: Leaders,
 ) -> SegmentEngine:
     assert store is managed, "the plane makes its engines on the store it was given"
-    engine = SegmentEngine(managed, shards, offsets, clock_ms, leaders, path=path / LOG, quarantine=path / QUARANTINE)
+    engine = SegmentEngine(
+        managed, shards, offsets, clock_ms, leaders, path=path / LOG, quarantine=path / QUARANTINE, in_loop=True
+    )
     for loss in engine.losses:
         _log.error("the log at %s lost records: %s", path / LOG, loss)
     return engine

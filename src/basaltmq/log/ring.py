@@ -23,16 +23,14 @@ a lane is opened, after its frames are durable in their segments and before anyt
 An entry that is damaged is a loss only if its segment lost the frames too, and is found there like any other.
 
 An entry is written and synced by one call (RWF_DSYNC): between two, another thread may take the interpreter's lock.
-Where the file system allows it, the call goes past the page cache (O_DIRECT), from a buffer that is gathered first: the
-copy is the same, and the disk begins at once, without pages to be found, marked and written back. Elsewhere it is a
-plain write, and where there is no such call, a write and a sync.
+Where there is no such call, it is a write and a sync. Tried and dropped, because it was no faster: past the page cache
+(O_DIRECT), from a buffer that is gathered first.
 
-Not here: when to write where (`lane`). Budget: 3 us per entry and a copy around the write.
+Not here: when to write where (`lane`). Budget: 3 us per entry around the write.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -63,9 +61,6 @@ _ZEROS_BYTES: Final = 1 << 20
 _PARTS_MAX: Final = 1000
 """Buffers of one write, with room for the head below what Linux takes."""
 
-_BUFFER_BYTES: Final = (1 << 20) + SLOT_BYTES
-"""What the lane gathers at most, and a head. A larger entry goes through the page cache."""
-
 _extend = google_crc32c.extend
 
 
@@ -76,9 +71,6 @@ class Ring:
         self.path = path
         self.size_bytes = size_bytes
         self._fd = fd
-        self._direct_fd = -1
-        """The same file past the page cache; -1 where that cannot be."""
-        self._buffer: mmap.mmap | None = None
         self._flags: int = getattr(os, "RWF_DSYNC", 0)
         """What makes a write durable when it returns; 0 where a sync has to follow."""
         self._at = 0
@@ -105,23 +97,12 @@ class Ring:
                 os.unlink(draft)
             raise
         ring = cls(lane / NAME, fd, size_bytes)
-        ring._find_way()
-        return ring
-
-    def _find_way(self) -> None:
-        """Find out by which call entries can be written, with zeros where there are zeros."""
-        if not self._flags:
-            return
         try:
-            self._direct_fd = os.open(self.path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
-            self._buffer = mmap.mmap(-1, _BUFFER_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            self._write_direct(self._buffer, (bytes(SLOT_BYTES),), SLOT_BYTES, 0)
+            # Zeros where there are zeros.
+            os.pwritev(fd, [bytes(SLOT_BYTES)], 0, ring._flags)
         except OSError:
-            self._close_direct()
-            try:
-                os.pwritev(self._fd, [bytes(SLOT_BYTES)], 0, self._flags)
-            except OSError:
-                self._flags = 0
+            ring._flags = 0
+        return ring
 
     @property
     def used_bytes(self) -> int:
@@ -140,35 +121,18 @@ class Ring:
             skipped, at = self.size_bytes - at, 0
         if self.used_bytes + skipped + needed > self.size_bytes:
             return False
+        if len(parts) > _PARTS_MAX:
+            parts = (b"".join(parts),)
         parts = (_encode_head(seed, position, segment, size_bytes), *parts)
-        buffer = self._buffer
-        if buffer is not None and needed <= len(buffer):
-            self._write_direct(buffer, parts, needed, at)
-        else:
-            self._write(parts, _HEAD.size + size_bytes, at)
+        written = os.pwritev(self._fd, parts, at, self._flags)
+        is_whole = written == _HEAD.size + size_bytes
+        if not is_whole:
+            _write_on(self._fd, b"".join(parts), written, at)
+        if not is_whole or not self._flags:
+            os.fdatasync(self._fd)
         self._at = at + needed
         self.taken += skipped + needed
         return True
-
-    def _write_direct(self, buffer: mmap.mmap, parts: Sequence[bytes], size_bytes: int, at: int) -> None:
-        """Write whole slots; behind the parts they hold what was written before, which nobody reads."""
-        buffer.seek(0)
-        for part in parts:
-            buffer.write(part)
-        with memoryview(buffer) as whole, whole[:size_bytes] as slots:
-            written = os.pwritev(self._direct_fd, [slots], at, self._flags)
-            if written != size_bytes:
-                _write_on(self._fd, slots, written, at)
-                os.fdatasync(self._fd)
-
-    def _write(self, parts: Sequence[bytes], size_bytes: int, at: int) -> None:
-        if len(parts) > _PARTS_MAX:
-            parts = (b"".join(parts),)
-        written = os.pwritev(self._fd, parts, at, self._flags)
-        if written != size_bytes:
-            _write_on(self._fd, b"".join(parts), written, at)
-        if written != size_bytes or not self._flags:
-            os.fdatasync(self._fd)
 
     def release(self, taken: int) -> None:
         """What was taken up to here is durable in its segment."""
@@ -176,15 +140,6 @@ class Ring:
 
     def close(self) -> None:
         os.close(self._fd)
-        self._close_direct()
-
-    def _close_direct(self) -> None:
-        if self._direct_fd >= 0:
-            os.close(self._direct_fd)
-            self._direct_fd = -1
-        if self._buffer is not None:
-            self._buffer.close()
-            self._buffer = None
 
 
 def replay(lane: Path, seed: int, segments: Sequence[Segment]) -> int:
@@ -272,7 +227,7 @@ def _restore(segment: Segment, at: int, frames: bytes) -> bool:
     return held != frames
 
 
-def _write_on(fd: int, data: bytes | memoryview, written: int, at: int) -> None:
+def _write_on(fd: int, data: bytes, written: int, at: int) -> None:
     """Write all of `data` at a place, of which some is written."""
     rest = memoryview(data)[written:]
     at += written

@@ -15,12 +15,12 @@ from contextlib import suppress
 from typing import Final
 
 from basaltmq.errors import BasaltError
-from basaltmq.log.lane import Lane
+from basaltmq.log.lane import GATHERED_BYTES_MAX, Lane
 from basaltmq.store.commit import Group, GroupSync, Syncable, resolve_all
 from basaltmq.store.loop_time import HERE_S_MAX, LoopTime
 
-HERE_BYTES_MAX: Final = 64 << 10
-"""What may wait for a sync by the loop: more is copied and synced while the loop takes in what comes next."""
+HERE_BYTES_MAX: Final = GATHERED_BYTES_MAX
+"""What may wait for a sync by the loop: more is no longer gathered, and would be a sync of the segment."""
 
 
 class LaneSync(GroupSync):
