@@ -22,10 +22,9 @@ offsets, and the reader can go on behind it.
 Budget of a `batch_write` of 100 x 256 B as columns: 14 us for the writev, 1.6 us for the checksum, 5 us of Python with
 the index's share, 1 us to write its index row later; plain records cost 60 us more to encode. Of what sixteen writers
 wait for each other's sync, the disk has 0.4 to 0.5 ms (0.7 ms without the lane's ring); the rest is sixteen times 20 to
-25 us, twice of what a batch costs where the caches are warm, and two threads that wake each other. Tried and dropped:
-two groups in turn, so that one encodes while the other syncs; two syncs at a time; a loop that syncs by itself, which
-is no faster where the segment's copy is made meanwhile; space allocated beforehand (the file system's journal is
-written all the same).
+25 us, twice of what a batch costs where the caches are warm, and two threads that wake each other, unless the loop
+syncs by itself (`in_loop`). Tried and dropped: two groups in turn, so that one encodes while the other syncs; two
+syncs at a time; space allocated beforehand (the file system's journal is written all the same).
 """
 
 from __future__ import annotations
