@@ -111,9 +111,11 @@ class Child:
 
     def lines(self, timeout_s: float) -> Iterator[str]:
         """What the child emits, until it ends. TimeoutError if it is silent for longer."""
+        # Not `select`, which knows no file descriptor above a thousand.
+        poll = select.poll()
+        poll.register(self._out, select.POLLIN)
         while True:
-            ready, _, _ = select.select([self._out], [], [], timeout_s)
-            if not ready:
+            if not poll.poll(timeout_s * 1000):
                 self.kill()
                 raise TimeoutError(f"child {self.pid} said nothing for {timeout_s} s")
             chunk = os.read(self._out, 1 << 16)

@@ -3,12 +3,12 @@
     shard  ->  | version u8 | next offset u64 | count u32 | producer* |
                | producer id i64 | epoch i16 | batches u8 | (first sequence i32 | last sequence i32 | offset i64)* |
 
-The row knows of every batch below its next offset; those behind it say so themselves, in their headers. So compaction,
-which makes frames without such headers, leaves alone what no row knows of (`known_to`): a producer that sends a batch
-again after a crash is told where it is, though the batch was compacted meanwhile.
+The row knows of every batch below its next offset; those behind it say so themselves, in their headers. Compaction
+makes frames without such headers, so it brings the row up to where it will go (`known_to`): a producer that sends a
+batch again after a crash is told where it is, though the batch was compacted meanwhile.
 
 A power loss keeps of the log what was synced, and of the rows what was: either may be ahead of the other. A row that is
-behind, or lost, costs a look at more headers (`recover`); so compaction has it synced before headers go. One that is
+behind, or lost, costs a look at more headers (`recover`); so compaction syncs it before headers go. One that is
 ahead tells of batches that are gone, whose offsets others may be given. It is dropped when its shard is first touched,
 before anything is appended (`drop_ahead`), durably: later nothing would show that it is wrong.
 """
@@ -26,6 +26,7 @@ from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.streams.shards import OFFSET_MAX
 
 if TYPE_CHECKING:
     from basaltmq.streams.segment_reader import SegmentReader
@@ -96,13 +97,15 @@ def known_to(raw: bytes) -> int:
     return next_offset
 
 
-def recover(reader: SegmentReader, shard: int, raw: bytes | None) -> Known:
-    """What earlier processes appended: from the row, and from the headers of the batches behind it."""
+def recover(reader: SegmentReader, shard: int, raw: bytes | None, end: int = OFFSET_MAX) -> Known:
+    """What was appended below `end`: from the row, and from the headers of the batches behind it."""
     state = reader.state_of(shard)
     at, known = (0, Known()) if raw is None else decode_row(raw)
     if raw is None or at > state.next_offset:
         at, known = state.next_offset - UNKNOWN_REREAD, Known()
     for header in reader.producers_batches(shard, max(at, state.start_offset)):
+        if header.base_offset >= end:
+            break
         producer = known.setdefault(header.producer_id, Producer(header.producer_epoch))
         producer.took(header, header.base_offset)
     return known

@@ -8,9 +8,9 @@ head of the lane; deleted and expired records go with them. A frame in which not
 record is superseded is asked of the key index and verified on the frame it names; a shard without that index has its
 keys noted first, by a pass of its own (`latest_keys`). Transactions: a pass ends before the
 first that is not decided; aborted records go, supersede nothing, and what is rewritten is no longer part of any. A
-marker goes when no frame is left whose fate it may be. It ends before batches of idempotent producers of which only
-the batches themselves tell, too (`producers_row`): what is rewritten does not say who appended it. So the row that does
-is durable before a pass begins; one that a power loss took is made again from the batches.
+marker goes when no frame is left whose fate it may be. What is rewritten does not say which idempotent producer
+appended it, so a row that does (`producers_row`) is brought up to where the pass will end, and made durable, before it
+begins.
 
 Cleaning: a sealed segment that is half garbage has its live frames copied to the head of the lane (flag RELOCATED, same
 offsets, same times), and is deleted when the copies are synced and the index that points to them is on disk. Readers
@@ -49,7 +49,7 @@ from basaltmq.store.families import Family
 from basaltmq.streams.adapter import hash64
 from basaltmq.streams.index_rows import IS_MARKER, NO_WORDS, Entry, entry_of
 from basaltmq.streams.latest_keys import LatestKeys
-from basaltmq.streams.producers_row import Known, encode_row, known_to, recover
+from basaltmq.streams.producers_row import encode_row, known_to, recover
 from basaltmq.streams.retention import (
     RECORDS_PER_STEP,
     CompactionPass,
@@ -99,7 +99,7 @@ class SegmentCleaner:
         self._passes: dict[int, CompactionPass] = {}
         self._latest: LatestKeys | None = None
         self._without_row: set[int] = set()
-        """Shards in whose log no row of producers is missing; who comes while this process lives writes one first."""
+        """Shards that no idempotent producer wrote to; one that comes while this process lives writes a row first."""
         self._cleaning: tuple[LogLane, Segment, int, list[Damage]] | None = None
         self._damaged: set[tuple[int, int]] = set()
 
@@ -197,13 +197,13 @@ class SegmentCleaner:
             progress = self._passes[meta.number] = CompactionPass()
         state = self._engine.state_of(meta.number)
         if not progress.is_running:
-            bound = min(state.stable_offset, self._known_to(meta.number))
+            bound = state.stable_offset
             is_due = progress.tombstone_due_ms is not None and progress.tombstone_due_ms <= now_ms
             if not is_due and not pass_is_due(bound, progress.passed_to, state.kept):
                 return 0, 0
             if not meta.config.index_keys and not self._begin_noting(meta.number, progress.passed_to):
                 return 0, 0
-            bound = min(bound, self._settle_producers(state))
+            self._settle_producers(state, bound)
             progress.is_running = True
             progress.at = 0
             progress.bound = bound
@@ -229,30 +229,26 @@ class SegmentCleaner:
                 progress.at = group[-1].last_offset + 1
         return looked, gone
 
-    def _known_to(self, shard: int) -> int:
-        """Where batches begin whose producers are known from the log alone."""
-        raw = self._store.get(Family.PRODUCERS, keys.producers_key(shard))
-        return OFFSET_MAX if raw is None else known_to(raw)
-
-    def _settle_producers(self, state: SegmentShard) -> int:
-        """As `_known_to`, of a row that is durable."""
+    def _settle_producers(self, state: SegmentShard, bound: int) -> None:
+        """Have a durable row tell of all producers' batches below `bound`: a pass takes away what else does."""
         number = state.number
         key = keys.producers_key(number)
         with state.lock:
             state.require()
-            if self._store.get(Family.PRODUCERS, key) is None:
-                known = Known() if number in self._without_row else recover(self._engine, number, None)
-                if not known:
+            raw = self._store.get(Family.PRODUCERS, key)
+            if raw is None and number in self._without_row:
+                return
+            if raw is None or known_to(raw) < bound:
+                known = recover(self._engine, number, raw, bound)
+                if raw is None and not known:
                     if len(self._without_row) >= PASSES_MAX:
                         self._without_row.clear()
                     self._without_row.add(number)
-                    return OFFSET_MAX
+                    return
                 batch = Batch()
-                batch.put(Family.PRODUCERS, key, encode_row(state.high_watermark, known))
+                batch.put(Family.PRODUCERS, key, encode_row(bound, known))
                 self._store.write(batch)
-        bound = self._known_to(number)
         self._store.sync()
-        return bound
 
     def _begin_noting(self, shard: int, start: int) -> bool:
         """False: another shard's keys are being noted, and this one has to wait."""

@@ -210,12 +210,29 @@ def test_what_is_compacted_or_deleted_is_known_when_it_is_sent_again_after_a_cra
     row = world.store.get(Family.PRODUCERS, keys.producers_key(shard))
     assert row is not None
     assert known_to(row) == 0
-    assert compact() == [b"0", b"1", b"2", b"3", b"4", b"5"], "only the batches tell of their producer"
     engine.delete_by_offset(shard, [4])
-    # What a process that begins finds it writes down: this one is to find it in the log.
-    is_known_after_a_crash()
+    # Only the batches tell of their producer, so compaction has it written down before they go.
     assert compact() == [b"5"]
+    row = world.store.get(Family.PRODUCERS, keys.producers_key(shard))
+    assert row is not None
+    assert known_to(row) == 6
     is_known_after_a_crash()
+
+
+@pytest.mark.spec("B10")
+def test_a_topic_goes_on_being_compacted_when_its_idempotent_producer_is_gone(world: World) -> None:
+    engine, shard = world.topic("mixed", ("cleanup.policy", "compact"))
+    producers = Producers(world.store)
+    pid, _ = producers.next_id()
+    raw = batch_of(b"0", producer=(pid, 0, 0), key=b"same")
+    assert producers.check(engine, shard, read_header(raw)) is None
+    producers.appended(shard, read_header(raw), engine.append_kafka(shard, raw).base_offset)
+    for value in (b"1", b"2", b"3"):
+        engine.append_kafka(shard, batch_of(value, key=b"same"))
+    for _ in range(5):
+        engine.retain(1_700_000_000_000)
+    assert [record.value for record in engine.read_by_offset(shard, 0).records()] == [b"3"]
+    assert Producers(world.store).check(engine, shard, read_header(raw)) == 0
 
 
 def test_compaction_goes_on_when_what_is_known_is_written_down(world: World) -> None:
