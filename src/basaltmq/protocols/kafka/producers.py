@@ -10,8 +10,9 @@ the batches, and through a row per shard that says where in the log to begin rea
     shard  ->  see `streams.producers_row`
 
 The row is written before a shard's first idempotent batch in a process, then every ROW_EVERY of them, and goes with its
-shard. Compaction waits for it, so that of a shard that is compacted it is written every so often, too, as it is before
-records are deleted. Ids are given out in blocks, durable before use: none is given out twice.
+shard. Compaction needs it up to date; of a shard that is compacted it is written every so often, too, which spares
+compaction the headers, and before records are deleted. Ids are given out in blocks, durable before use: none is given
+out twice.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ class Producers:
             self._write_row(shard, loaded)
 
     def settle_compacted(self) -> None:
-        """Have compaction go on in the shards that are compacted."""
+        """Spare compaction the headers of what is known here."""
         for shard, loaded in list(self._shards.items()):
             try:
                 if loaded.since_row and loaded.engine.config_of(shard).compact:
