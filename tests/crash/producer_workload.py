@@ -15,6 +15,7 @@ from tests.crash.harness import Emit
 from tests.unit.protocols.kafka.test_kafka_desk import World, batch_of
 
 from basaltmq.log.kafka import KafkaHeader, read_header
+from basaltmq.protocols.kafka.producers import Producers
 from basaltmq.streams.segment_engine import SegmentEngine
 
 TOPIC = "numbered"
@@ -35,13 +36,7 @@ def begin(emit: Emit, path: str, is_compacted: int) -> None:
 def send(emit: Emit, path: str, producer: int, synced: str) -> None:
     """Send the batches and write the row; `synced` is all that is durable then: the log, or the rows."""
     world = World(Path(path))
-    engine, shard = _topic(world)
-    producers = world.desk.producers
-    for sequence in range(BATCHES):
-        header = _header(producer, sequence)
-        assert producers.check(engine, shard, header) is None
-        raw = batch_of(b"%d" % sequence, producer=(producer, 0, sequence), key=b"same")
-        producers.appended(shard, header, engine.append_kafka(shard, raw).base_offset)
+    engine, shard, producers = _sent(world, producer)
     if synced == "rows":
         producers.settle(shard)
         world.store.sync()
@@ -53,13 +48,7 @@ def send(emit: Emit, path: str, producer: int, synced: str) -> None:
 def compact(emit: Emit, path: str, producer: int) -> None:
     """Send, write the row, compact; the log is durable, and of the store what compaction made so."""
     world = World(Path(path))
-    engine, shard = _topic(world)
-    producers = world.desk.producers
-    for sequence in range(BATCHES):
-        header = _header(producer, sequence)
-        assert producers.check(engine, shard, header) is None
-        raw = batch_of(b"%d" % sequence, producer=(producer, 0, sequence), key=b"same")
-        producers.appended(shard, header, engine.append_kafka(shard, raw).base_offset)
+    engine, shard, producers = _sent(world, producer)
     producers.settle_compacted()
     _compacted(emit, engine, shard)
     _sync_log(engine)
@@ -96,6 +85,18 @@ def resend(emit: Emit, path: str, producer: int, first: int, last: int) -> None:
 
 def _topic(world: World) -> tuple[SegmentEngine, int]:
     return world.desk.engine(world.desk.topic(TOPIC), 0)
+
+
+def _sent(world: World, producer: int) -> tuple[SegmentEngine, int, Producers]:
+    """Send the batches."""
+    engine, shard = _topic(world)
+    producers = world.desk.producers
+    for sequence in range(BATCHES):
+        header = _header(producer, sequence)
+        assert producers.check(engine, shard, header) is None
+        raw = batch_of(b"%d" % sequence, producer=(producer, 0, sequence), key=b"same")
+        producers.appended(shard, header, engine.append_kafka(shard, raw).base_offset)
+    return engine, shard, producers
 
 
 def _header(producer: int, sequence: int) -> KafkaHeader:

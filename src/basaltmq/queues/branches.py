@@ -16,7 +16,7 @@ the queues are those that may not be deleted meanwhile. What a decision leaves b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
 from struct import error as struct_error
 from typing import Final, NamedTuple
@@ -110,16 +110,15 @@ class KeptDraft(NamedTuple):
 
 
 def put_drafts(
-    change: Change, content: Content, ids: Ids, xid: Xid, drafts: Iterable[tuple[str, Draft | bytes]]
+    change: Change, content: Content, ids: Ids, xid: Xid, drafts: Sequence[tuple[str, Draft | bytes]]
 ) -> int:
     """Keep what a commit is to enqueue; how many. A payload that is in several of them is kept once."""
-    number = 0
     kept: dict[int, bytes] = {}
-    for queue, draft in drafts:
+    for number, (queue, draft) in enumerate(drafts):
         whole = Draft(payload=draft) if isinstance(draft, bytes) else draft
         row = lp(queue)
         if len(whole.payload) > INLINE_BYTES_MAX:
-            # Told apart by who they are: the caller holds all of them.
+            # Told apart by who they are, which holds as long as the sequence holds all of them.
             body_id = kept.get(id(whole.payload))
             if body_id is None:
                 body_id = kept[id(whole.payload)] = ids.next()
@@ -128,8 +127,7 @@ def put_drafts(
             row += _APART + body_id
             whole = msgspec.structs.replace(whole, payload=b"")
         change.batch.put(Family.BRANCH_DRAFTS, branch_draft_key(*xid, number), row + _ENCODE_DRAFT(whole))
-        number += 1
-    return number
+    return len(drafts)
 
 
 def delete_branch(batch: Batch, xid: Xid, drafts: int) -> None:
