@@ -144,6 +144,10 @@ def plain_of(rng: random.Random, name: str, kind: str) -> Any:
         case "string":
             if "mechanism" in name:
                 return rng.choice(["PLAIN", "SCRAM-SHA-256", "NONE"])
+            if "regex" in name:
+                return rng.choice(["", "a.*", "[", "(a+)+b", "[[:alpha:]]", "a|b|c.*"])
+            if "assignor" in name:
+                return rng.choice(["uniform", "range", "none"])
             known = ["g1", "g2", "", "x" * 300, "retention.ms", "a b", "\N{SNOWMAN}"] if odd else [*TOPICS, "g1"]
             return rng.choice(known)
         case "bool":

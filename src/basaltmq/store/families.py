@@ -109,6 +109,7 @@ class Family(enum.IntEnum):
     IMPORTS = ("imports",)
     PRODUCERS = ("producers",)
     TRANSACTIONS = ("transactions",)
+    CONSUMER_GROUPS = ("consumer_groups",)
 
     TOPOLOGY = ("topology",)
     API_KEYS = ("api_keys",)

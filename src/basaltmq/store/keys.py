@@ -56,6 +56,7 @@ value can collide with a separator and no prefix of one key set reaches into ano
     policy           | 'p' | kind (1) | policy name |
     API key          | key id |
     import           | run |
+    consumer group   | group |
 
 Strings are compared by length first; only numbers and ids are promised to sort by value.
 
@@ -947,6 +948,15 @@ def decode_pending_offset_key(key: bytes) -> tuple[str, str, UUID, int]:
         raise _malformed(key)
     transactional_id, at = _take_text(key, 1)
     return (transactional_id, *decode_consumer_offset_key(key[at:]))
+
+
+def consumer_group_key(group: str) -> bytes:
+    """What is kept of a group of Kafka's second protocol."""
+    return _whole(group)
+
+
+def decode_consumer_group_key(key: bytes) -> str:
+    return _whole_text(key)
 
 
 def transient_counts_key(queue: str) -> bytes:

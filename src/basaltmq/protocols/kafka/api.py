@@ -15,6 +15,7 @@ from struct import Struct as Layout
 from typing import Any, Final, NamedTuple
 
 from basaltmq.errors import MalformedRequestError
+from basaltmq.protocols.kafka import apis_consumer_groups as consumers
 from basaltmq.protocols.kafka import apis_data as data
 from basaltmq.protocols.kafka import apis_groups as groups
 from basaltmq.protocols.kafka import apis_session as session
@@ -59,6 +60,8 @@ DESCRIBE_CLUSTER: Final = 60
 DESCRIBE_PRODUCERS: Final = 61
 DESCRIBE_TRANSACTIONS: Final = 65
 LIST_TRANSACTIONS: Final = 66
+CONSUMER_GROUP_HEARTBEAT: Final = 68
+CONSUMER_GROUP_DESCRIBE: Final = 69
 
 JOINED_BYTES_MAX: Final = 16 << 10
 """Up to here a piece of an answer is copied to those beside it, which costs a microsecond; larger ones are sent from
@@ -90,8 +93,8 @@ APIS: Final[dict[int, Api]] = {
         Api(FETCH, "Fetch", 4, 17, 12, data.FETCH_REQUEST, data.FETCH_RESPONSE),
         Api(LIST_OFFSETS, "ListOffsets", 1, 10, 6, data.LIST_OFFSETS_REQUEST, data.LIST_OFFSETS_RESPONSE),
         Api(METADATA, "Metadata", 0, 12, 9, topics.METADATA_REQUEST, topics.METADATA_RESPONSE),
-        Api(OFFSET_COMMIT, "OffsetCommit", 2, 8, 8, groups.OFFSET_COMMIT_REQUEST, groups.OFFSET_COMMIT_RESPONSE),
-        Api(OFFSET_FETCH, "OffsetFetch", 1, 8, 6, groups.OFFSET_FETCH_REQUEST, groups.OFFSET_FETCH_RESPONSE),
+        Api(OFFSET_COMMIT, "OffsetCommit", 2, 9, 8, groups.OFFSET_COMMIT_REQUEST, groups.OFFSET_COMMIT_RESPONSE),
+        Api(OFFSET_FETCH, "OffsetFetch", 1, 9, 6, groups.OFFSET_FETCH_REQUEST, groups.OFFSET_FETCH_RESPONSE),
         Api(
             FIND_COORDINATOR,
             "FindCoordinator",
@@ -106,13 +109,13 @@ APIS: Final[dict[int, Api]] = {
         Api(LEAVE_GROUP, "LeaveGroup", 0, 5, 4, groups.LEAVE_GROUP_REQUEST, groups.LEAVE_GROUP_RESPONSE),
         Api(SYNC_GROUP, "SyncGroup", 0, 5, 4, groups.SYNC_GROUP_REQUEST, groups.SYNC_GROUP_RESPONSE),
         Api(
-            DESCRIBE_GROUPS, "DescribeGroups", 0, 5, 5, groups.DESCRIBE_GROUPS_REQUEST, groups.DESCRIBE_GROUPS_RESPONSE
+            DESCRIBE_GROUPS, "DescribeGroups", 0, 6, 5, groups.DESCRIBE_GROUPS_REQUEST, groups.DESCRIBE_GROUPS_RESPONSE
         ),
-        Api(LIST_GROUPS, "ListGroups", 0, 4, 3, groups.LIST_GROUPS_REQUEST, groups.LIST_GROUPS_RESPONSE),
+        Api(LIST_GROUPS, "ListGroups", 0, 5, 3, groups.LIST_GROUPS_REQUEST, groups.LIST_GROUPS_RESPONSE),
         Api(
             SASL_HANDSHAKE, "SaslHandshake", 0, 1, EVER, session.SASL_HANDSHAKE_REQUEST, session.SASL_HANDSHAKE_RESPONSE
         ),
-        Api(API_VERSIONS, "ApiVersions", 0, 3, 3, session.API_VERSIONS_REQUEST, session.API_VERSIONS_RESPONSE),
+        Api(API_VERSIONS, "ApiVersions", 0, 4, 3, session.API_VERSIONS_REQUEST, session.API_VERSIONS_RESPONSE),
         Api(CREATE_TOPICS, "CreateTopics", 0, 7, 5, topics.CREATE_TOPICS_REQUEST, topics.CREATE_TOPICS_RESPONSE),
         Api(DELETE_TOPICS, "DeleteTopics", 0, 6, 4, topics.DELETE_TOPICS_REQUEST, topics.DELETE_TOPICS_RESPONSE),
         Api(DELETE_RECORDS, "DeleteRecords", 0, 2, 2, data.DELETE_RECORDS_REQUEST, data.DELETE_RECORDS_RESPONSE),
@@ -200,6 +203,24 @@ APIS: Final[dict[int, Api]] = {
             topics.INCREMENTAL_ALTER_CONFIGS_RESPONSE,
         ),
         Api(OFFSET_DELETE, "OffsetDelete", 0, 0, EVER, groups.OFFSET_DELETE_REQUEST, groups.OFFSET_DELETE_RESPONSE),
+        Api(
+            CONSUMER_GROUP_HEARTBEAT,
+            "ConsumerGroupHeartbeat",
+            0,
+            1,
+            0,
+            consumers.CONSUMER_GROUP_HEARTBEAT_REQUEST,
+            consumers.CONSUMER_GROUP_HEARTBEAT_RESPONSE,
+        ),
+        Api(
+            CONSUMER_GROUP_DESCRIBE,
+            "ConsumerGroupDescribe",
+            0,
+            1,
+            0,
+            consumers.CONSUMER_GROUP_DESCRIBE_REQUEST,
+            consumers.CONSUMER_GROUP_DESCRIBE_RESPONSE,
+        ),
         *(
             Api(key, name, 0, version_max, version_max, request, response)
             for key, name, version_max, request, response in transactions.APIS

@@ -150,7 +150,14 @@ OFFSET_FETCH_REQUEST: Final = Struct(
     Field("topics", _WANTED, until=7, null_since=2),
     Field(
         "groups",
-        Array(Struct(Field("group_id", "string"), Field("topics", _WANTED, null_since=0))),
+        Array(
+            Struct(
+                Field("group_id", "string"),
+                Field("member_id", "string", since=9, null_since=0),
+                Field("member_epoch", "int32", since=9, default=-1),
+                Field("topics", _WANTED, null_since=0),
+            )
+        ),
         since=8,
     ),
     Field("require_stable", "bool", since=7),
@@ -176,6 +183,7 @@ DESCRIBE_GROUPS_RESPONSE: Final = Struct(
         Array(
             Struct(
                 Field("error_code", "int16"),
+                Field("error_message", "string", since=6, null_since=0),
                 Field("group_id", "string"),
                 Field("group_state", "string"),
                 Field("protocol_type", "string"),
@@ -199,7 +207,9 @@ DESCRIBE_GROUPS_RESPONSE: Final = Struct(
     ),
 )
 
-LIST_GROUPS_REQUEST: Final = Struct(Field("states_filter", Array("string"), since=4))
+LIST_GROUPS_REQUEST: Final = Struct(
+    Field("states_filter", Array("string"), since=4), Field("types_filter", Array("string"), since=5)
+)
 LIST_GROUPS_RESPONSE: Final = Struct(
     Field("throttle_time_ms", "int32", since=1),
     Field("error_code", "int16"),
@@ -210,6 +220,7 @@ LIST_GROUPS_RESPONSE: Final = Struct(
                 Field("group_id", "string"),
                 Field("protocol_type", "string"),
                 Field("group_state", "string", since=4),
+                Field("group_type", "string", since=5),
             )
         ),
     ),

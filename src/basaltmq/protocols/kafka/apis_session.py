@@ -17,6 +17,21 @@ API_VERSIONS_RESPONSE: Final = Struct(
     Field("error_code", "int16"),
     Field("api_keys", Array(API_VERSIONS_KEY)),
     Field("throttle_time_ms", "int32", since=1),
+    Field(
+        "supported_features",
+        Array(Struct(Field("name", "string"), Field("min_version", "int16"), Field("max_version", "int16"))),
+        since=3,
+        tag=0,
+    ),
+    Field("finalized_features_epoch", "int64", since=3, tag=1, default=-1),
+    Field(
+        "finalized_features",
+        Array(
+            Struct(Field("name", "string"), Field("max_version_level", "int16"), Field("min_version_level", "int16"))
+        ),
+        since=3,
+        tag=2,
+    ),
 )
 
 SASL_HANDSHAKE_REQUEST: Final = Struct(Field("mechanism", "string"))

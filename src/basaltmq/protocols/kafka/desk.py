@@ -20,6 +20,7 @@ from basaltmq.broker.vhost import VHost
 from basaltmq.errors import BasaltError, InvalidConfigError, ShardNotFoundError, TopicNotFoundError
 from basaltmq.protocols.kafka.api import Request
 from basaltmq.protocols.kafka.arrivals import Arrivals
+from basaltmq.protocols.kafka.consumer_groups import ConsumerGroups
 from basaltmq.protocols.kafka.fetch_session import FetchSession
 from basaltmq.protocols.kafka.groups import Groups
 from basaltmq.protocols.kafka.producers import Producers
@@ -115,6 +116,7 @@ class Desk:
         self.ahead = ReadAhead()
         self._shard_names: dict[int, str] = {}
         self.groups = Groups()
+        self.consumer_groups = ConsumerGroups(vhost, self.plane)
         self.producers = Producers(vhost.store)
         self._fetch_sessions = itertools.count(1)
         self._names: dict[UUID, str] = {}
@@ -135,6 +137,7 @@ class Desk:
         if self._settling is not None:
             self._settling.cancel()
         self.groups.close()
+        self.consumer_groups.close()
         self.transactions.close()
         if self.vhost.is_up:
             with self.guard():

@@ -69,10 +69,15 @@ FETCH_SESSION_TOPIC_ID_ERROR: Final = 106
 UNSTABLE_OFFSET_COMMIT: Final = 88
 PRODUCER_FENCED: Final = 90
 TRANSACTIONAL_ID_NOT_FOUND: Final = 105
+FENCED_MEMBER_EPOCH: Final = 110
+UNRELEASED_INSTANCE_ID: Final = 111
+UNSUPPORTED_ASSIGNOR: Final = 112
+STALE_MEMBER_EPOCH: Final = 113
+INVALID_REGULAR_EXPRESSION: Final = 128
 
 
 class Refused(Exception):
-    """A batch that is not taken, with Kafka's code."""
+    """A batch or a request that is not taken, with Kafka's code."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)

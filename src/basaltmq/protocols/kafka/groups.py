@@ -22,7 +22,15 @@ LISTED_MAX: Final = 10_000
 GROUP: Final = 0
 NAME_BYTES_MAX: Final = 1024
 
-_CONSUMER: Final = "consumer"
+EPOCHS_SINCE: Final = 9
+"""The versions of OffsetCommit and OffsetFetch that know of epochs of members."""
+
+NOT_FOUND_SINCE: Final = 6
+"""The version of DescribeGroups in which a group that is not there is an error."""
+
+CLASSIC: Final = "classic"
+CONSUMER: Final = "consumer"
+"""A group's type, and what the members of nearly all groups of the classic protocol call theirs."""
 
 
 class Groups:
@@ -66,9 +74,15 @@ async def join_group(desk: Desk, client: Client, request: Request) -> Fields:
     refused = refusal(client, body["group_id"])
     if refused:
         return {"error_code": refused, "member_id": body["member_id"]}
-    if body["member_id"] and desk.groups.get(body["group_id"]) is None:
-        return {"error_code": e.UNKNOWN_MEMBER_ID, "member_id": body["member_id"]}
-    group = desk.groups.make(body["group_id"])
+    if desk.consumer_groups.get(body["group_id"]) is not None:
+        return {"error_code": e.INCONSISTENT_GROUP_PROTOCOL, "member_id": body["member_id"]}
+    group = desk.groups.get(body["group_id"])
+    if group is None:
+        if body["member_id"]:
+            return {"error_code": e.UNKNOWN_MEMBER_ID, "member_id": body["member_id"]}
+        with desk.guard():
+            desk.consumer_groups.become_classic(body["group_id"])
+        group = desk.groups.make(body["group_id"])
     answer = await group.join(body, request.version, client.client_id, client.host)
     if not group.members and not group.has_pending:
         desk.groups.discard(group)
@@ -117,13 +131,7 @@ def leave_group(desk: Desk, client: Client, request: Request) -> Answer:
 
 async def offset_commit(desk: Desk, client: Client, request: Request) -> Fields:
     body = request.body
-    code = refusal(client, body["group_id"])
-    if not code:
-        group = desk.groups.get(body["group_id"])
-        if group is not None:
-            code = group.wrong_commit(body["member_id"], body["group_instance_id"], body["generation_id"])
-        elif body["generation_id"] >= 0:
-            code = e.ILLEGAL_GENERATION
+    code = refusal(client, body["group_id"]) or _wrong_member(desk, body, request.version)
     commits: dict[TopicPartition, int | Commit] = {}
     topics = []
     for topic in body["topics"]:
@@ -149,6 +157,22 @@ async def offset_commit(desk: Desk, client: Client, request: Request) -> Fields:
             for each in (each for topic in topics for each in topic["partitions"]):
                 each["error_code"] = each["error_code"] or failed
     return answer
+
+
+def _wrong_member(desk: Desk, body: Fields, version: int) -> int:
+    """Why the member that commits may not; none if it may."""
+    name, member_id, generation = body["group_id"], body["member_id"], body["generation_id"]
+    consumers = desk.consumer_groups.get(name)
+    if consumers is not None:
+        code = consumers.wrong(member_id, generation)
+        return e.UNSUPPORTED_VERSION if not code and version < EPOCHS_SINCE else code
+    group = desk.groups.get(name)
+    if group is not None:
+        return group.wrong_commit(member_id, body["group_instance_id"], generation)
+    if generation < 0:
+        return e.NONE
+    # Nobody is there, perhaps since a restart. Both protocols know what to do about a member that is unknown.
+    return e.UNKNOWN_MEMBER_ID if version >= EPOCHS_SINCE else e.ILLEGAL_GENERATION
 
 
 def wrong_commit(asked: Fields, partitions: int) -> int:
@@ -178,6 +202,11 @@ def offset_fetch(desk: Desk, client: Client, request: Request) -> Answer:
     groups = []
     for each in body["groups"]:
         topics, code = _committed(desk, client, each["group_id"], each["topics"], body["require_stable"])
+        consumers = desk.consumer_groups.get(each["group_id"])
+        is_member = each["member_id"] is not None or each["member_epoch"] >= 0
+        if consumers is not None and is_member and not code:
+            code = consumers.wrong(each["member_id"], each["member_epoch"])
+            topics = [] if code else topics
         groups.append({"group_id": each["group_id"], "topics": topics, "error_code": code})
     return {"groups": groups}
 
@@ -241,19 +270,24 @@ def _shown(partition: int, commit: Commit | None) -> Fields:
 
 
 def describe_groups(desk: Desk, client: Client, request: Request) -> Answer:
-    return {"groups": [_described(desk, client, name) for name in request.body["groups"]]}
+    return {"groups": [_described(desk, client, name, request.version) for name in request.body["groups"]]}
 
 
-def _described(desk: Desk, client: Client, name: str) -> Fields:
+def _described(desk: Desk, client: Client, name: str, version: int) -> Fields:
     refused = refusal(client, name)
     if refused:
         return {"group_id": name, "error_code": refused}
     group = desk.groups.get(name)
     if group is None:
         with desk.guard():
-            has_offsets = bool(desk.plane.offsets.of_group(name))
-        state = State.EMPTY if has_offsets else State.DEAD
-        return {"group_id": name, "group_state": state.value, "protocol_type": _CONSUMER if has_offsets else ""}
+            is_there = not desk.consumer_groups.is_consumer(name) and bool(desk.plane.offsets.of_group(name))
+        if is_there:
+            return {"group_id": name, "group_state": State.EMPTY.value, "protocol_type": CONSUMER}
+        answer: Fields = {"group_id": name, "group_state": State.DEAD.value}
+        if version >= NOT_FOUND_SINCE:
+            message = f"there is no group {name!r:.300} of the classic protocol"
+            answer |= {"error_code": e.GROUP_ID_NOT_FOUND, "error_message": message}
+        return answer
     return {
         "group_id": name,
         "group_state": group.state.value,
@@ -274,23 +308,36 @@ def _described(desk: Desk, client: Client, name: str) -> Fields:
 
 
 def list_groups(desk: Desk, client: Client, request: Request) -> Answer:
-    wanted = {each.lower() for each in request.body["states_filter"]}
+    states = {each.lower() for each in request.body["states_filter"]}
+    types = {each.lower() for each in request.body["types_filter"]}
     rows = {
-        name: {"group_id": name, "protocol_type": group.protocol_type, "group_state": group.state.value}
-        for name, group in desk.groups.by_name.items()
+        name: _row(name, group.state.value, CLASSIC, group.protocol_type) for name, group in desk.groups.by_name.items()
     }
+    for name, consumers in desk.consumer_groups.by_name.items():
+        rows[name] = _row(name, consumers.state.value, CONSUMER)
     with desk.guard():
-        for name in desk.plane.offsets.groups():
-            rows.setdefault(name, {"group_id": name, "protocol_type": _CONSUMER, "group_state": State.EMPTY.value})
+        for name, kept in desk.consumer_groups.rows():
             if len(rows) >= LISTED_MAX:
                 break
+            if kept.epoch:
+                rows.setdefault(name, _row(name, State.EMPTY.value, CONSUMER))
+        for name in desk.plane.offsets.groups():
+            if len(rows) >= LISTED_MAX:
+                break
+            rows.setdefault(name, _row(name, State.EMPTY.value, CLASSIC))
     return {
         "groups": [
             row
             for name, row in rows.items()
-            if client.may(READ, name) and (not wanted or str(row["group_state"]).lower() in wanted)
+            if client.may(READ, name)
+            and (not states or row["group_state"].lower() in states)
+            and (not types or row["group_type"] in types)
         ]
     }
+
+
+def _row(name: str, state: str, kind: str, protocol_type: str = CONSUMER) -> Fields:
+    return {"group_id": name, "protocol_type": protocol_type, "group_state": state, "group_type": kind}
 
 
 async def delete_groups(desk: Desk, client: Client, request: Request) -> Fields:
@@ -298,12 +345,14 @@ async def delete_groups(desk: Desk, client: Client, request: Request) -> Fields:
     for name in request.body["groups_names"]:
         code = refusal(client, name)
         group = desk.groups.get(name)
-        if not code and group is not None and group.members:
+        has_members = desk.consumer_groups.get(name) is not None or (group is not None and bool(group.members))
+        if not code and has_members:
             code = e.NON_EMPTY_GROUP
         if not code:
             with desk.guard():
+                is_there = desk.consumer_groups.forget(name) or group is not None
                 gone = await asyncio.to_thread(desk.plane.offsets.delete, name)
-            code = e.NONE if gone or group is not None else e.GROUP_ID_NOT_FOUND
+            code = e.NONE if gone or is_there else e.GROUP_ID_NOT_FOUND
         results.append({"group_id": name, "error_code": code})
     return {"results": results}
 
@@ -314,7 +363,8 @@ async def offset_delete(desk: Desk, client: Client, request: Request) -> Fields:
     if code:
         return {"error_code": code}
     group = desk.groups.get(body["group_id"])
-    if group is None and not desk.plane.offsets.of_group(body["group_id"]):
+    consumers = desk.consumer_groups.get(body["group_id"])
+    if group is None and consumers is None and not desk.plane.offsets.of_group(body["group_id"]):
         return {"error_code": e.GROUP_ID_NOT_FOUND}
     topics: list[Fields] = []
     going: set[TopicPartition] = set()
@@ -331,6 +381,8 @@ async def offset_delete(desk: Desk, client: Client, request: Request) -> Fields:
                 wrong = e.UNKNOWN_TOPIC_OR_PARTITION
             elif group is not None and group.members:
                 # Which topics its members read is in metadata of their own making; with members, all count as read.
+                wrong = e.GROUP_SUBSCRIBED_TO_TOPIC
+            elif consumers is not None and consumers.is_subscribed(topic.name):
                 wrong = e.GROUP_SUBSCRIBED_TO_TOPIC
             else:
                 going.add((topic.id, at))

@@ -8,6 +8,7 @@ is_flexible)` derives a reader and a writer once; they work on plain dictionarie
     bytes    i32 length; -1 null               flexible: the same varint
     records  as bytes; written from a list of chunks, without joining them
     array    i32 count; -1 null                flexible: varint of count + 1; 0 null
+    struct   its fields; where it may be null, a byte before them: 1, or -1 and nothing more
     tags     (flexible only, after a struct)   varint count, (varint tag, varint size, content)*; unknown ones skipped
 
 Invariants: no length of the wire is believed. A length that reaches out of the frame, a count larger than the bytes
@@ -47,6 +48,8 @@ _NUMBERS: Final = {"int8": _I8, "int16": _I16, "int32": _I32, "int64": _I64, "ui
 _FIXED: Final = {"bool": "?"} | {name: layout.format[1:] for name, layout in _NUMBERS.items()}
 """How fields are packed that always have the same size."""
 
+_NULL_I8: Final = b"\xff"
+_PRESENT: Final = b"\x01"
 _NULL_I16: Final = b"\xff\xff"
 _NULL_I32: Final = b"\xff\xff\xff\xff"
 _NO_TAGS: Final = b"\x00"
@@ -191,12 +194,32 @@ def _write_tags(given: Fields, tagged: dict[int, tuple[str, Codec, Any]], out: l
 def _codec(field: Field, version: int, flexible: bool) -> Codec:
     nullable = version >= field.null_since
     if isinstance(field.type, Struct):
-        return field.type.codec(version, flexible)
+        codec = field.type.codec(version, flexible)
+        return _or_null(field.name, codec) if nullable else codec
     if isinstance(field.type, Array):
         of = field.type.of
         element = of.codec(version, flexible) if isinstance(of, Struct) else _plain(field.name, of, flexible, False)
         return _array(field.name, element, flexible, nullable, "" if isinstance(of, Struct) else _FIXED.get(of, ""))
     return _plain(field.name, field.type, flexible, nullable)
+
+
+def _or_null(name: str, codec: Codec) -> Codec:
+    """A struct that may be null."""
+    read_one, write_one = codec
+
+    def read(raw: bytes, at: int) -> tuple[Fields | None, int]:
+        if at >= len(raw):
+            raise MalformedRequestError(f"a request ends before its field {name}")
+        return (None, at + 1) if raw[at] > 0x7F else read_one(raw, at + 1)
+
+    def write(value: Fields | None, out: list[bytes]) -> None:
+        if value is None:
+            out.append(_NULL_I8)
+        else:
+            out.append(_PRESENT)
+            write_one(value, out)
+
+    return Codec(read, write)
 
 
 def _plain(name: str, type_: str, flexible: bool, nullable: bool) -> Codec:

@@ -14,6 +14,7 @@ from basaltmq.errors import VHostDownError
 from basaltmq.protocols.kafka import api as k
 from basaltmq.protocols.kafka import (
     configs,
+    consumer_requests,
     fetch,
     groups,
     positions,
@@ -61,6 +62,8 @@ def handlers() -> dict[int, Handler]:
         k.LIST_GROUPS: groups.list_groups,
         k.DELETE_GROUPS: groups.delete_groups,
         k.OFFSET_DELETE: groups.offset_delete,
+        k.CONSUMER_GROUP_HEARTBEAT: consumer_requests.heartbeat,
+        k.CONSUMER_GROUP_DESCRIBE: consumer_requests.describe,
         k.ADD_PARTITIONS_TO_TXN: transactions_requests.add_partitions,
         k.ADD_OFFSETS_TO_TXN: transactions_requests.add_offsets,
         k.TXN_OFFSET_COMMIT: transactions_requests.commit_offsets,

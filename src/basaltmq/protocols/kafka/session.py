@@ -25,10 +25,23 @@ MECHANISMS: Final = (PLAIN, SHA_256, SHA_512)
 GROUP: Final = 0
 TRANSACTION: Final = 1
 
+GROUP_VERSION: Final = "group.version"
+"""The feature whose level 1 is consumer groups of the second protocol."""
+
+FEATURES_SINCE: Final = 3
+ZERO_FEATURES_SINCE: Final = 4
+"""Clients of the versions before take no feature that can be at level 0."""
+
 
 def api_versions(version: int, code: int = e.NONE) -> Fields:
     """What is announced: exactly what is served."""
-    return {"error_code": code, "api_keys": _api_keys(version)}
+    answer: Fields = {"error_code": code, "api_keys": _api_keys(version)}
+    if version >= FEATURES_SINCE:
+        level = {"name": GROUP_VERSION, "max_version_level": 1, "min_version_level": 1}
+        answer |= {"finalized_features_epoch": 0, "finalized_features": [level]}
+    if version >= ZERO_FEATURES_SINCE:
+        answer["supported_features"] = [{"name": GROUP_VERSION, "min_version": 0, "max_version": 1}]
+    return answer
 
 
 @lru_cache

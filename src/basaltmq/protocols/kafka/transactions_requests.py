@@ -111,8 +111,13 @@ async def commit_offsets(desk: Desk, client: Client, request: Request) -> Fields
         code = e.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     if not code and request.version >= MEMBERS_SINCE and body["generation_id"] >= 0:
         group = desk.groups.get(body["group_id"])
+        consumers = desk.consumer_groups.get(body["group_id"])
         code = e.ILLEGAL_GENERATION
-        if group is not None:
+        if consumers is not None:
+            wrong = consumers.wrong(body["member_id"], body["generation_id"])
+            # The one word for it that this request's answers have.
+            code = e.ILLEGAL_GENERATION if wrong == e.STALE_MEMBER_EPOCH else wrong
+        elif group is not None:
             code = group.wrong_commit(body["member_id"], body["group_instance_id"], body["generation_id"])
     commits: dict[TopicPartition, Commit] = {}
     topics = []

@@ -79,6 +79,14 @@ _JOIN = {
     "protocol_type": "consumer",
     "protocols": [{"name": "range", "metadata": b""}],
 }
+_BEAT = {
+    "group_id": GROUP,
+    "member_id": "m",
+    "member_epoch": 0,
+    "rebalance_timeout_ms": 10_000,
+    "subscribed_topic_names": [TOPIC],
+    "topic_partitions": [],
+}
 _MEMBER = {"group_id": GROUP, "generation_id": 1, "member_id": "m"}
 _OF_ID = {"transactional_id": ID, "producer_id": 0, "producer_epoch": 0}
 _OFFSETS = {"group_id": GROUP, "generation_id": -1, "member_id": "", "topics": [_COMMIT]}
@@ -145,6 +153,16 @@ REQUESTS = [
         k.DESCRIBE_GROUPS,
         5,
         {"groups": [GROUP]},
+        READS_GROUP,
+        NO_GROUP,
+        lambda answer: answer["groups"][0]["error_code"],
+    ),
+    Asked(k.CONSUMER_GROUP_HEARTBEAT, 1, _BEAT, READS_GROUP, NO_GROUP, whole),
+    Asked(k.CONSUMER_GROUP_HEARTBEAT, 1, _BEAT, READS, NO_TOPIC, whole),
+    Asked(
+        k.CONSUMER_GROUP_DESCRIBE,
+        1,
+        {"group_ids": [GROUP]},
         READS_GROUP,
         NO_GROUP,
         lambda answer: answer["groups"][0]["error_code"],

@@ -23,6 +23,10 @@ def _definitions() -> Path:
 
 
 DEFINITIONS = _definitions()
+ELSEWHERE = {68, 69}
+"""Requests kafka-python does not know; `test_kafka_consumer_tables` has bytes of another client's."""
+
+PUBLISHED = [api for api in APIS.values() if api.key not in ELSEWHERE]
 
 
 def spans(text: str) -> tuple[int, int]:
@@ -99,7 +103,7 @@ def _strip(form: Any) -> Any:
     return strip_tagged(form) if isinstance(form, list) else form
 
 
-@pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
+@pytest.mark.parametrize("api", PUBLISHED, ids=lambda api: api.name)
 def test_every_version_has_the_published_shape(api: Api) -> None:
     for suffix, table in (("Request", api.request), ("Response", api.response)):
         known = definition(api.name + suffix)
@@ -123,7 +127,7 @@ def loosened(shape: list[Any]) -> list[Any]:
     return [of(each[0]) for each in shape]
 
 
-@pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
+@pytest.mark.parametrize("api", PUBLISHED, ids=lambda api: api.name)
 def test_flexible_versions_begin_where_published(api: Api) -> None:
     known = definition(api.name + "Request")
     assert api.key == known["apiKey"]

@@ -1,0 +1,65 @@
+"""A subscription by pattern: the topics whose whole names match.
+
+Apache Kafka takes RE2's syntax, which cannot take long. Python's is larger, and what could take long is refused here as
+it is for permissions and policies; so is what the two read differently (sets such as [[:alpha:]]).
+
+Topics are found once in a thread, since there may be a million; from then on names are looked at as they come and go.
+Names that changed during the search are looked at again at its end. Which of them may be read is asked on behalf of the
+member that spoke last, as by Apache Kafka: fetching is refused on its own.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+
+from basaltmq.broker.patterns import compiled
+from basaltmq.errors import InvalidArgumentError
+from basaltmq.protocols.kafka import errors as e
+from basaltmq.protocols.kafka.errors import Refused
+
+
+class TopicPattern:
+    """One pattern of one group."""
+
+    def __init__(self, text: str, may: Callable[[str], bool]) -> None:
+        """Refused if it is none, or could take long."""
+        try:
+            with warnings.catch_warnings():
+                # What Python warns of is what it reads differently from others, or will one day.
+                warnings.simplefilter("error")
+                self._matches = compiled(text, "the subscribed pattern").fullmatch
+        except (InvalidArgumentError, Warning) as error:
+            raise Refused(e.INVALID_REGULAR_EXPRESSION, str(error)) from None
+        self.text = text
+        self.may = may
+        self.topics: frozenset[str] | None = None
+        """None: they are not searched for yet."""
+        self.is_searching = False
+        self._changed: set[str] = set()
+
+    def matches(self, name: str) -> bool:
+        return self._matches(name) is not None
+
+    def among(self, names: Iterable[str]) -> frozenset[str]:
+        """Those of the names that match. It may be called in a thread."""
+        matches = self._matches
+        return frozenset(name for name in names if matches(name))
+
+    def found(self, names: frozenset[str], is_there: Callable[[str], bool]) -> None:
+        """The search is over."""
+        self.topics = frozenset(name for name in names if self.may(name))
+        changed, self._changed = self._changed, set()
+        self.changed(changed, is_there)
+
+    def changed(self, names: Iterable[str], is_there: Callable[[str], bool]) -> bool:
+        """Topics came, went or changed; whether that makes a difference here."""
+        if self.topics is None:
+            self._changed.update(names)
+            return False
+        matching = self.among(names)
+        if not matching:
+            return False
+        coming = frozenset(name for name in matching if is_there(name) and self.may(name))
+        self.topics = self.topics - matching | coming
+        return True

@@ -1,0 +1,326 @@
+"""Requests around consumer groups of the second protocol: what makes no sense, time, topics, and the classic protocol.
+
+They run on a loop whose time is the test's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from tests.unit.protocols.kafka.test_kafka_desk import Anybody
+from tests.unit.protocols.kafka.test_kafka_desk import World as DeskWorld
+
+from basaltmq.protocols.kafka import api as k
+from basaltmq.protocols.kafka import consumer_groups as module
+from basaltmq.protocols.kafka import errors as e
+from basaltmq.protocols.kafka.api import APIS
+from basaltmq.protocols.kafka.consumer_group import Timing
+from basaltmq.protocols.kafka.desk import Client
+from basaltmq.protocols.kafka.server import handlers
+from basaltmq.store import keys
+from basaltmq.store.families import Family
+
+SESSION_S = Timing().session_ms / 1000
+Fields = dict[str, Any]
+
+
+class SteadyTime(asyncio.SelectorEventLoop):
+    """A loop on which time passes when a test says so, and not while it waits for a thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+
+    def time(self) -> float:
+        return self.now_s
+
+
+async def pass_time(seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SteadyTime)
+    loop.now_s += seconds
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+class World(DeskWorld):
+    async def ask(self, key: int, version: int, body: Fields) -> Fields:
+        raw = k.encode_request(key, version, 1, "test", body)
+        answer: Any = handlers()[key](self.desk, cast(Client, Anybody()), k.decode_request(raw[4:]))
+        if asyncio.iscoroutine(answer):
+            answer = await answer
+        encoded = b"".join(k.encode_response(APIS[key], version, 1, answer))
+        return k.decode_response(key, version, encoded[4:])[1]
+
+    async def beat(self, member: str = "m", epoch: int = 0, version: int = 1, **fields: Any) -> Fields:
+        body: Fields = {"group_id": "g", "member_id": member, "member_epoch": epoch}
+        if epoch == 0:
+            body |= {"rebalance_timeout_ms": 60_000, "subscribed_topic_names": ["t"], "topic_partitions": []}
+        return await self.ask(k.CONSUMER_GROUP_HEARTBEAT, version, body | fields)
+
+    async def join_classic(self, group: str = "g") -> Fields:
+        body = {
+            "group_id": group,
+            "session_timeout_ms": 10_000,
+            "rebalance_timeout_ms": 10_000,
+            "member_id": "",
+            "protocol_type": "consumer",
+            "protocols": [{"name": "range", "metadata": b""}],
+        }
+        return await self.ask(k.JOIN_GROUP, 3, body)
+
+    async def commit(self, member: str, epoch: int, version: int = 9) -> int:
+        partitions = [{"partition_index": 0, "committed_offset": 1, "committed_metadata": None}]
+        body = {"group_id": "g", "generation_id": epoch, "member_id": member}
+        answer = await self.ask(k.OFFSET_COMMIT, version, {**body, "topics": [{"name": "t", "partitions": partitions}]})
+        code: int = answer["topics"][0]["partitions"][0]["error_code"]
+        return code
+
+    async def fetch_offset(self, member: str | None, epoch: int) -> tuple[int, list[int]]:
+        wanted = [{"name": "t", "partition_indexes": [0]}]
+        asked = {"group_id": "g", "member_id": member, "member_epoch": epoch, "topics": wanted}
+        (found,) = (await self.ask(k.OFFSET_FETCH, 9, {"groups": [asked]}))["groups"]
+        offsets = [each["committed_offset"] for topic in found["topics"] for each in topic["partitions"]]
+        return found["error_code"], offsets
+
+    async def listed(self, **filters: list[str]) -> list[tuple[str, str, str]]:
+        found = await self.ask(k.LIST_GROUPS, 5, {"states_filter": [], "types_filter": [], **filters})
+        return [(each["group_id"], each["group_type"], each["group_state"]) for each in found["groups"]]
+
+    async def described(self, group: str = "g") -> Fields:
+        found = await self.ask(k.CONSUMER_GROUP_DESCRIBE, 1, {"group_ids": [group]})
+        one: Fields = found["groups"][0]
+        return one
+
+    def kept(self) -> bytes | None:
+        return self.store.get(Family.CONSUMER_GROUPS, keys.consumer_group_key("g"))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[[Callable[[World], Coroutine[Any, Any, None]]], None]:
+    def run_it(body: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+        world = World(tmp_path / "store")
+        world.topic("t")
+        try:
+            with asyncio.Runner(loop_factory=SteadyTime) as runner:
+                runner.run(body(world))
+        finally:
+            world.close()
+
+    return run_it
+
+
+Run = Callable[[Callable[[World], Coroutine[Any, Any, None]]], None]
+
+
+def partitions(answer: Fields) -> int:
+    return sum(len(each["partitions"]) for each in answer["assignment"]["topic_partitions"])
+
+
+WRONG: list[tuple[Fields, int]] = [
+    ({"member_id": ""}, e.INVALID_REQUEST),
+    ({"member_epoch": -3}, e.INVALID_REQUEST),
+    ({"member_epoch": -2}, e.INVALID_REQUEST),
+    ({"instance_id": ""}, e.INVALID_REQUEST),
+    ({"rack_id": ""}, e.INVALID_REQUEST),
+    ({"member_id": "m" * 2000}, e.INVALID_REQUEST),
+    ({"rebalance_timeout_ms": -1}, e.INVALID_REQUEST),
+    ({"rebalance_timeout_ms": -7}, e.INVALID_REQUEST),
+    ({"subscribed_topic_names": None}, e.INVALID_REQUEST),
+    ({"subscribed_topic_names": ["t"] * 10_001}, e.INVALID_REQUEST),
+    ({"topic_partitions": None}, e.INVALID_REQUEST),
+    ({"server_assignor": "mine"}, e.UNSUPPORTED_ASSIGNOR),
+    ({"subscribed_topic_regex": "(a*)*"}, e.INVALID_REGULAR_EXPRESSION),
+    ({"group_id": ""}, e.INVALID_GROUP_ID),
+    ({"member_epoch": 1}, e.UNKNOWN_MEMBER_ID),
+    ({"member_epoch": -1}, e.UNKNOWN_MEMBER_ID),
+]
+
+
+def test_what_makes_no_sense_is_refused_and_leaves_nothing(run: Run) -> None:
+    async def body(world: World) -> None:
+        for fields, code in WRONG:
+            answer = await world.beat(**fields)
+            assert (answer["error_code"], answer["assignment"]) == (code, None), fields
+        assert not world.desk.consumer_groups.by_name
+        assert world.kept() is None
+        named = await world.beat("", version=0)
+        assert named["error_code"] == 0
+        assert len(named["member_id"]) > 10, "in the first version the broker names members"
+
+    run(body)
+
+
+def test_members_that_are_silent_go_in_time_and_the_empty_group_is_let_go_of(run: Run) -> None:
+    async def body(world: World) -> None:
+        await world.beat("a")
+        await pass_time(SESSION_S / 2)
+        await world.beat("b")
+        await pass_time(SESSION_S / 2 - 1)
+        group = world.desk.consumer_groups.by_name["g"]
+        assert set(group.members) == {"a", "b"}
+        await pass_time(1.01)
+        assert set(group.members) == {"b"}
+        assert (await world.beat("b", 2))["member_epoch"] == 3
+        for _ in range(5):
+            await pass_time(SESSION_S - 1)
+            assert (await world.beat("b", 3, topic_partitions=[]))["error_code"] == 0
+        await pass_time(SESSION_S + 0.01)
+        assert not world.desk.consumer_groups.by_name
+        assert world.kept() is None, "it had nothing to remember"
+        assert (await world.beat("b", 3))["error_code"] == e.UNKNOWN_MEMBER_ID
+
+    run(body)
+
+
+def test_topics_made_in_any_thread_reach_members_by_name_and_by_pattern(run: Run) -> None:
+    async def body(world: World) -> None:
+        first = await world.beat("a", subscribed_topic_names=["t", "late"])
+        assert partitions(first) == 1
+        second = await world.beat("b", group_id="h", subscribed_topic_names=[], subscribed_topic_regex="la.*|t")
+        assert partitions(second) == 0
+        group = world.desk.consumer_groups.by_name["h"]
+        await asyncio.wait(world.desk.consumer_groups._searches)
+        second = await world.beat("b", second["member_epoch"], group_id="h")
+        assert partitions(second) == 1
+        await asyncio.to_thread(world.topic, "late")
+        await pass_time(0)
+        assert partitions(await world.beat("a", first["member_epoch"])) == 2
+        assert partitions(await world.beat("b", second["member_epoch"], group_id="h")) == 2
+        await asyncio.to_thread(world.desk.plane.topics.delete, "late")
+        await pass_time(0)
+        assert group.patterns["la.*|t"].topics == frozenset(("t",))
+
+    run(body)
+
+
+def test_offsets_are_committed_and_fetched_by_members_in_their_epoch(run: Run) -> None:
+    async def body(world: World) -> None:
+        assert await world.commit("", -1) == 0, "nobody is there"
+        assert await world.commit("m", 1) == e.UNKNOWN_MEMBER_ID
+        assert await world.commit("m", 1, version=8) == e.ILLEGAL_GENERATION
+        epoch = (await world.beat())["member_epoch"]
+        assert await world.commit("m", epoch) == 0
+        assert await world.commit("m", epoch, version=8) == e.UNSUPPORTED_VERSION
+        assert await world.commit("m", epoch + 1) == e.STALE_MEMBER_EPOCH
+        assert await world.commit("", -1) == e.UNKNOWN_MEMBER_ID
+        assert await world.fetch_offset("m", epoch) == (0, [1])
+        assert await world.fetch_offset(None, -1) == (0, [1]), "anybody may look"
+        assert await world.fetch_offset("m", epoch - 1) == (e.STALE_MEMBER_EPOCH, [])
+        assert await world.fetch_offset("other", epoch) == (e.UNKNOWN_MEMBER_ID, [])
+
+    run(body)
+
+
+def test_a_group_is_of_one_protocol_while_it_has_members_and_of_the_next_members_then(run: Run) -> None:
+    async def body(world: World) -> None:
+        joining = asyncio.ensure_future(world.join_classic())
+        await pass_time(0)
+        await pass_time(1)
+        assert (await joining)["error_code"] == 0
+        refused = await world.beat()
+        assert refused["error_code"] == e.GROUP_ID_NOT_FOUND
+        assert "classic" in refused["error_message"]
+        await pass_time(11)
+        assert (await world.beat())["error_code"] == 0, "the classic member is gone"
+        assert (await world.join_classic())["error_code"] == e.INCONSISTENT_GROUP_PROTOCOL
+        member = {"group_id": "g", "generation_id": 1, "member_id": "m"}
+        for key in (k.HEARTBEAT, k.SYNC_GROUP):
+            assert (await world.ask(key, 3, member))["error_code"] == e.UNKNOWN_MEMBER_ID
+        left = await world.ask(k.LEAVE_GROUP, 3, {"group_id": "g", "members": [{"member_id": "m"}]})
+        assert left["members"][0]["error_code"] == e.UNKNOWN_MEMBER_ID
+        assert await world.commit("m", 1) == 0
+        assert (await world.beat(epoch=-1))["error_code"] == 0
+        assert await world.listed() == [("g", "consumer", "Empty")], "it has offsets, and is what it was"
+        assert (await world.described())["group_epoch"] == 2
+        joining = asyncio.ensure_future(world.join_classic())
+        await pass_time(0)
+        assert await world.listed() == [("g", "classic", "PreparingRebalance")]
+        await pass_time(1)
+        assert (await joining)["error_code"] == 0
+        assert (await world.described())["error_code"] == e.GROUP_ID_NOT_FOUND
+
+    run(body)
+
+
+def test_groups_are_listed_by_type_and_described_as_what_they_are(run: Run) -> None:
+    async def body(world: World) -> None:
+        await world.beat("a", instance_id="i", rack_id="r")
+        joining = asyncio.ensure_future(world.join_classic("old"))
+        await pass_time(0)
+        everything = {("g", "consumer", "Stable"), ("old", "classic", "PreparingRebalance")}
+        assert set(await world.listed()) == everything
+        assert await world.listed(types_filter=["Consumer"]) == [("g", "consumer", "Stable")]
+        assert await world.listed(states_filter=["stable"]) == [("g", "consumer", "Stable")]
+        assert await world.listed(states_filter=["Empty"]) == []
+        found = await world.described()
+        assert (found["group_state"], found["group_epoch"], found["assignment_epoch"]) == ("Stable", 1, 1)
+        (member,) = found["members"]
+        (share,) = member["assignment"]["topic_partitions"]
+        assert (share["topic_name"], share["partitions"]) == ("t", [0])
+        assert (member["member_id"], member["instance_id"], member["rack_id"]) == ("a", "i", "r")
+        assert (member["member_type"], member["target_assignment"]) == (1, member["assignment"])
+        for version, code in ((5, 0), (6, e.GROUP_ID_NOT_FOUND)):
+            shown = (await world.ask(k.DESCRIBE_GROUPS, version, {"groups": ["g"]}))["groups"][0]
+            assert (shown["group_state"], shown["error_code"]) == ("Dead", code)
+        joining.cancel()
+
+    run(body)
+
+
+def test_a_group_with_members_is_not_deleted_nor_its_offsets_of_topics_they_read(run: Run) -> None:
+    async def body(world: World) -> None:
+        await world.beat("m")
+        await world.commit("m", 1)
+        deleted = await world.ask(k.DELETE_GROUPS, 2, {"groups_names": ["g"]})
+        assert deleted["results"][0]["error_code"] == e.NON_EMPTY_GROUP
+        asked = {"group_id": "g", "topics": [{"name": "t", "partitions": [{"partition_index": 0}]}]}
+        gone = await world.ask(k.OFFSET_DELETE, 0, asked)
+        assert gone["topics"][0]["partitions"][0]["error_code"] == e.GROUP_SUBSCRIBED_TO_TOPIC
+        await world.beat("m", 1, subscribed_topic_names=["other"])
+        gone = await world.ask(k.OFFSET_DELETE, 0, asked)
+        assert gone["topics"][0]["partitions"][0]["error_code"] == 0
+        await world.beat("m", -1)
+        assert world.kept() is None
+        deleted = await world.ask(k.DELETE_GROUPS, 2, {"groups_names": ["g"]})
+        assert deleted["results"][0]["error_code"] == e.GROUP_ID_NOT_FOUND
+        await world.commit("", -1)
+        await world.beat("m")
+        await world.beat("m", -1)
+        assert world.kept() is not None
+        deleted = await world.ask(k.DELETE_GROUPS, 2, {"groups_names": ["g"]})
+        assert (deleted["results"][0]["error_code"], world.kept()) == (0, None)
+        assert await world.listed() == []
+
+    run(body)
+
+
+def test_epochs_go_on_where_they_were_when_the_broker_starts_again(run: Run) -> None:
+    async def body(world: World) -> None:
+        for name in ("a", "b", "c"):
+            await world.beat(name)
+        world.desk.consumer_groups.close()
+        again = world.desk.consumer_groups = module.ConsumerGroups(world.desk.vhost, world.desk.plane)
+        assert (await world.beat("a", 1))["error_code"] == e.UNKNOWN_MEMBER_ID
+        back = await world.beat("a")
+        assert (back["member_epoch"], partitions(back)) == (4, 1)
+        assert again.by_name["g"].epoch == 4
+
+    run(body)
+
+
+def test_all_groups_together_have_a_limit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MEMBERS_MAX", 2)
+
+    async def body(world: World) -> None:
+        await world.beat("a", group_id="one")
+        await world.beat("b", group_id="two")
+        assert (await world.beat("c", group_id="three"))["error_code"] == e.GROUP_MAX_SIZE_REACHED
+        await world.beat("a", -1, group_id="one")
+        assert (await world.beat("c", group_id="three"))["error_code"] == 0
+
+    run(body)
