@@ -125,6 +125,14 @@ def _build(time_ms: int, counter: int, tails: tuple[bytes, ...]) -> Iterable[byt
     return map(_ID.pack, repeat(high), range(first, first + len(tails)), tails)
 
 
+def are_gapless(first: bytes, last: bytes, count: int) -> bool:
+    """Whether so many ids of one generator, of which these are the first and the last, are all it made from one to the
+    other."""
+    # The random end of an id says nothing of the order.
+    begin, end = first[:-_RANDOM_BYTES], last[:-_RANDOM_BYTES]
+    return int.from_bytes(end, "big") - int.from_bytes(begin, "big") == count - 1
+
+
 def format_id(message_id: bytes) -> str:
     """The usual text of an id: 8-4-4-4-12 hex digits."""
     text = check_id(message_id).hex()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from basaltmq.errors import InvalidArgumentError
-from basaltmq.ids import MANY_MAX, POOL_BYTES, Ids, check_id, format_id, id_time_ms, parse_id
+from basaltmq.ids import MANY_MAX, POOL_BYTES, Ids, are_gapless, check_id, format_id, id_time_ms, parse_id
 
 MS = 1_000_000
 
@@ -72,6 +72,22 @@ def test_the_counter_carries_from_its_low_into_its_high_bits() -> None:
     made = ids.many(4)
     assert made == sorted(set(made))
     assert [int.from_bytes(each[6:8], "big") & 0xFFF for each in made] == [0, 0, 1, 1]
+
+
+@pytest.mark.spec("C3")
+def test_ids_are_gapless_if_the_generator_made_no_other_between_them() -> None:
+    ids = Ids(lambda: 1000 * MS)
+    made = ids.many(9)
+    assert are_gapless(made[0], made[-1], 9)
+    assert are_gapless(made[2], made[4], 3)
+    assert are_gapless(made[3], made[3], 1)
+    assert not are_gapless(made[0], made[-1], 8)
+    assert not are_gapless(made[2], made[4], 2)
+    # It may say no where a counter carries, never yes where there is one between.
+    ids._counter = (1 << 30) - 2
+    carried = ids.many(4)
+    assert not are_gapless(carried[0], carried[-1], 4)
+    assert not are_gapless(carried[0], carried[-1], 3)
 
 
 @pytest.mark.spec("C3")

@@ -114,6 +114,7 @@ def _make_plain(
         row_bytes = sum(sizes) + HEAD.size * len(sizes) if properties is None else None
         plain = Plain(message_keys, made, sizes, flags.pop(), expires_ns, row_bytes=row_bytes)
         plain.ids = ids
+        plain.has_stayed = True
         return plain
     return [
         Entry(key, row, size, TRANSIENT if draft.transient or memory else 0, expires_ns)

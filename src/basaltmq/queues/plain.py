@@ -33,6 +33,7 @@ class Plain(Sequence[Entry]):
         "_sizes",
         "expires_ns",
         "flags",
+        "has_stayed",
         "ids",
         "keys",
         "row_bytes",
@@ -66,6 +67,8 @@ class Plain(Sequence[Entry]):
         self.row_bytes = sum(map(len, rows)) if row_bytes is None else row_bytes
         self.ids: list[bytes] | None = None
         """Of all messages, where somebody had them."""
+        self.has_stayed = False
+        """Whether they have been in memory ever since they were made."""
         self._id_bytes = b""
         self._entries: list[Entry] | None = None
 
@@ -97,6 +100,7 @@ class Plain(Sequence[Entry]):
         """The same messages, their rows on disk only."""
         without = Plain(self.keys, [], self._sizes, self.flags, self.expires_ns, less=self._less, row_bytes=0)
         without.ids, without._id_bytes = self.ids, self._id_bytes
+        without.has_stayed = self.has_stayed
         return without
 
     def part(self, begin: int, end: int) -> Plain:
@@ -111,6 +115,7 @@ class Plain(Sequence[Entry]):
         )
         if self.ids is not None:
             part.ids = self.ids[begin:end]
+        part.has_stayed = self.has_stayed
         return part
 
     def __len__(self) -> int:
@@ -212,4 +217,5 @@ def _joined(parts: list[Plain]) -> Plain:
     ids = [part.ids for part in parts if part.ids is not None]
     if len(ids) == len(parts):
         whole.ids = [message_id for each in ids for message_id in each]
+    whole.has_stayed = all(part.has_stayed for part in parts)
     return whole

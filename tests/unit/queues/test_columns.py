@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
 from tests.unit.queues.conftest import Clock, Planes, TestStore, payloads, settle
 
 from basaltmq.errors import StaleLeaseError, StoreStalledError
+from basaltmq.ids import Ids
+from basaltmq.queues import plain as plain_module
+from basaltmq.queues import row_changes
 from basaltmq.queues.budget import PagingLimits
+from basaltmq.queues.change import Change
 from basaltmq.queues.config import Durability, QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.fair import FairQueue
 from basaltmq.queues.plain import Plain, Stretch
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.rows import plain_rows, read_plain, weighted_rows, wrap
+from basaltmq.store.batch import DELETE, DELETE_RANGE, PUT, Batch
 from basaltmq.store.families import Family
+from basaltmq.store.memory import MemoryStore
 
 Make = Callable[..., str]
 
@@ -232,3 +239,105 @@ def test_what_is_leased_as_columns_is_not_read_again_from_the_disk(planes: Plane
         rest += [each.payload for each in held]
     assert rest == [b"20", b"21", *[b"%d" % number for number in range(138, 200)]]
     assert plane.stats("q")["leased"] == 200
+
+
+def deletes(store: TestStore) -> list[int]:
+    """How the last change deleted messages: the kinds of its operations."""
+    return [op[0] for op in store.batches[-1].ops if op[1] is Family.MESSAGES and op[0] != PUT]
+
+
+@pytest.mark.spec("C6")
+def test_messages_of_a_call_are_deleted_by_one_range_and_their_neighbours_stay(
+    plane: QueuePlane, make: Make, store: TestStore
+) -> None:
+    queue, other = make(), make("r")
+    calls = [plane.enqueue(queue, [b"%d" % n for n in range(size)]) for size in (64, 100, 250, 63, 64, 64)]
+    plane.enqueue(other, [b"x"] * 70)
+    held = [plane.lease(queue, count) for count in (64, 100, 100, 150, 63, 128)]
+    assert [len(each) for each in held] == [64, 100, 100, 150, 63, 128]
+    left = {message_id for ids in calls for message_id in ids}
+    # The second before the first, a part of a call before the rest of it, too few for a range, two calls together.
+    expected = [[DELETE_RANGE]] * 4 + [[DELETE] * 63, [DELETE_RANGE] * 2]
+    for number in (1, 0, 3, 2, 4, 5):
+        assert plane.ack(queue, held[number][0].token) == len(held[number])
+        assert deletes(store) == expected[number]
+        left -= {delivery.id for delivery in held[number]}
+        assert {key[-16:] for key in store.rows(Family.MESSAGES) if b"q" in key[:3]} == left
+    assert len(store.rows(Family.MESSAGES)) == 70
+
+
+@pytest.mark.spec("C6")
+def test_messages_that_lie_around_others_or_were_read_from_the_disk_are_deleted_one_by_one(
+    planes: Planes, store: TestStore
+) -> None:
+    plane = planes.open()
+    plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
+    plane.enqueue("q", [b"%d" % n for n in range(80)])
+    held = plane.lease("q", 80)
+    plane.ack("q", held[0].token, [held[40].id])
+    plane.ack("q", held[0].token)
+    assert deletes(store) == [DELETE] * 79
+    plane.enqueue("q", [b"%d" % n for n in range(80)])
+    plane = planes.open()
+    held = plane.lease("q", 80)
+    plane.ack("q", held[0].token)
+    assert deletes(store) == [DELETE] * 80
+    assert store.rows(Family.MESSAGES) == []
+
+
+@pytest.mark.promise("P1")
+@pytest.mark.parametrize("missing", [0, 1, 40, 98, 99])
+def test_a_range_is_never_deleted_around_a_message_that_is_not_among_those(missing: int) -> None:
+    place = b"queue" + bytes(8)
+    keys = [place + message_id for message_id in Ids().many(100)]
+    change = Change(0)
+    plain = Plain(keys[:missing] + keys[missing + 1 :], [], [0] * 99)
+    plain.has_stayed = True
+    row_changes.delete_rows(change, plain)
+    assert {op[0] for op in change.batch.ops} == ({DELETE} if 0 < missing < 99 else {DELETE_RANGE})
+    store = MemoryStore()
+    batch = Batch()
+    batch.put_many(Family.MESSAGES, keys, [b""] * 100)
+    store.write(batch)
+    store.write(change.batch)
+    assert [key for key, _ in store.scan(Family.MESSAGES)] == [keys[missing]]
+
+
+@pytest.mark.promise("P1")
+@pytest.mark.parametrize("number", range(4))
+def test_rows_go_with_the_messages_that_are_settled_and_with_no_others(
+    planes: Planes, store: TestStore, clock: Clock, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Ranges of two messages and more, whatever comes between."""
+    monkeypatch.setattr(row_changes, "RANGE_MIN", 2)
+    monkeypatch.setattr(plain_module, "SMALL", 2)
+    chance = random.Random(number)
+    plane = planes.open(paging=PagingLimits(resident_max=(12, 20, 40, 1000)[number], read_ahead=(3, 15)[number % 2]))
+    plane.create(QueueConfig(name="q", durability=Durability.WRITTEN, visibility_timeout_ms=100_000))
+    live: set[bytes] = set()
+    held: dict[int, list[bytes]] = {}
+    ranges = 0
+    for _ in range(300):
+        clock.pass_ms(chance.choice([0, 0, 1]))
+        step = chance.choice(["enqueue"] * 4 + ["lease"] * 5 + ["ack"] * 4 + ["part", "nack", "release"])
+        if step == "enqueue":
+            live.update(plane.enqueue("q", [b"x"] * chance.randint(1, 9)))
+        elif step == "lease" and (found := plane.lease("q", chance.randint(1, 9))):
+            held[found[0].token] = [delivery.id for delivery in found]
+        elif held and step in ("ack", "part", "nack", "release"):
+            token = chance.choice([*held])
+            ids = held.pop(token)
+            if step == "part" and len(ids) > 1:
+                held[token] = ids[1::2]
+                ids = ids[::2]
+            if step in ("ack", "part"):
+                assert plane.ack("q", token, ids if step == "part" else None) == len(ids)
+                ranges += DELETE_RANGE in deletes(store)
+                live -= {*ids}
+            else:
+                getattr(plane, step)("q", token)
+        assert {key[-16:] for key in store.rows(Family.MESSAGES)} == live
+    assert ranges, "no range was tried; take another seed"
+    assert plane.stats("q")["messages"] == len(live)
+    plane = planes.open()
+    assert plane.stats("q")["messages"] == len(live)
