@@ -21,8 +21,10 @@ import msgspec
 from basaltmq.broker.permissions import CONFIGURE, READ
 from basaltmq.errors import BasaltError, InvalidConfigError
 from basaltmq.protocols.kafka import errors as e
+from basaltmq.protocols.kafka import group_configs
 from basaltmq.protocols.kafka.api import Request
 from basaltmq.protocols.kafka.desk import NODE_ID, Client, Desk
+from basaltmq.protocols.kafka.errors import Refused
 from basaltmq.protocols.kafka.schema import Fields
 from basaltmq.streams.durability import Durability, parse_durability
 from basaltmq.streams.topics import TopicConfig
@@ -171,9 +173,12 @@ def _described(desk: Desk, client: Client, asked: Fields) -> Fields:
         elif asked["resource_type"] == TOPIC:
             client.check(READ, asked["resource_name"])
             rows = _topic(desk.topic(asked["resource_name"]).config)
+        elif asked["resource_type"] == group_configs.GROUP:
+            rows = group_configs.described(desk, client, asked["resource_name"])
         else:
-            return answer | {"error_code": e.INVALID_REQUEST, "error_message": "only topics and this broker are known"}
-    except BasaltError as error:
+            message = "only topics, groups and this broker are known"
+            return answer | {"error_code": e.INVALID_REQUEST, "error_message": message}
+    except (BasaltError, Refused) as error:
         return answer | {"error_code": e.code_of(error), "error_message": str(error)}
     wanted = asked["configuration_keys"]
     return answer | {"configs": [row for row in rows if wanted is None or row["name"] in wanted]}
@@ -222,7 +227,8 @@ async def alter_configs(desk: Desk, client: Client, request: Request) -> Fields:
     for each in request.body["resources"]:
         named = {config["name"] for config in each["configs"]}
         changes = [{**config, "config_operation": SET} for config in each["configs"]]
-        changes += [{"name": name, "config_operation": DELETE} for name in _SETTINGS if name not in named]
+        known = group_configs.SETTINGS if each["resource_type"] == group_configs.GROUP else _SETTINGS
+        changes += [{"name": name, "config_operation": DELETE} for name in known if name not in named]
         replaced.append(await _altered(desk, client, {**each, "configs": changes}, is_trial))
     return {"responses": replaced}
 
@@ -230,9 +236,13 @@ async def alter_configs(desk: Desk, client: Client, request: Request) -> Fields:
 async def _altered(desk: Desk, client: Client, asked: Fields, is_trial: bool) -> Fields:
     name = asked["resource_name"]
     answer: Fields = {"resource_type": asked["resource_type"], "resource_name": name}
-    if asked["resource_type"] != TOPIC:
-        return answer | {"error_code": e.INVALID_REQUEST, "error_message": "only settings of topics can be altered"}
+    if asked["resource_type"] not in {TOPIC, group_configs.GROUP}:
+        message = "only settings of topics and groups can be altered"
+        return answer | {"error_code": e.INVALID_REQUEST, "error_message": message}
     try:
+        if asked["resource_type"] == group_configs.GROUP:
+            await group_configs.alter(desk, client, asked, is_trial)
+            return answer
         client.check(CONFIGURE, name)
         topic = desk.topic(name)
         changes: dict[str, Any] = {}
@@ -250,6 +260,6 @@ async def _altered(desk: Desk, client: Client, asked: Fields, is_trial: bool) ->
         elif changes:
             with desk.guard():
                 await asyncio.to_thread(lambda: desk.plane.topics.alter(name, **changes))
-    except BasaltError as error:
+    except (BasaltError, Refused) as error:
         return answer | {"error_code": e.code_of(error), "error_message": str(error)}
     return answer

@@ -119,18 +119,13 @@ class ConsumerGroups:
         row = self.row(name)
         return name in self.by_name or (row is not None and row.epoch > 0)
 
-    def become_classic(self, name: str) -> None:
-        """An empty group is used by members of the classic protocol from here on; its settings stay."""
-        row = self.row(name)
-        if row is not None and row.epoch:
-            self._write(name, row._replace(epoch=0))
-
     def forget(self, name: str) -> bool:
-        """Delete an empty group; whether there was one."""
+        """An empty group is none of this protocol any more; whether it was one. Its settings stay."""
         row = self.row(name)
-        if row is not None:
-            self._write(name, GroupRow())
-        return row is not None and row.epoch > 0
+        if row is None or not row.epoch:
+            return False
+        self._write(name, row._replace(epoch=0))
+        return True
 
     def set(self, name: str, row: GroupRow) -> None:
         """Give a group other settings; `row` is what it has with them."""

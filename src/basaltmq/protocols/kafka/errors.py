@@ -106,6 +106,8 @@ _CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
 
 def code_of(error: BaseException) -> int:
     """Kafka's code for an error of ours."""
+    if isinstance(error, Refused):
+        return error.code
     for kind, code in _CODES:
         if isinstance(error, kind):
             return code

@@ -81,7 +81,7 @@ async def join_group(desk: Desk, client: Client, request: Request) -> Fields:
         if body["member_id"]:
             return {"error_code": e.UNKNOWN_MEMBER_ID, "member_id": body["member_id"]}
         with desk.guard():
-            desk.consumer_groups.become_classic(body["group_id"])
+            desk.consumer_groups.forget(body["group_id"])
         group = desk.groups.make(body["group_id"])
     answer = await group.join(body, request.version, client.client_id, client.host)
     if not group.members and not group.has_pending:

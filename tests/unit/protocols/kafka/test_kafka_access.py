@@ -105,6 +105,7 @@ _PRODUCE = {
 }
 _TRANSACT = {**_PRODUCE, "transactional_id": ID}
 _CONFIG = {"resource_type": 2, "resource_name": TOPIC}
+_SETTINGS = {"resource_type": 32, "resource_name": GROUP}
 _WANTED = {"group_id": GROUP, "topics": [{"name": TOPIC, "partition_indexes": [0]}]}
 _GONE = {"group_id": GROUP, "topics": [{"name": TOPIC, "partitions": [{"partition_index": 0}]}]}
 _NEW = {"name": TOPIC, "num_partitions": 1, "replication_factor": 1}
@@ -194,6 +195,15 @@ REQUESTS = [
         partition_of,
     ),
     Asked(k.DESCRIBE_CONFIGS, 1, {"resources": [_CONFIG]}, READS, NO_TOPIC, result),
+    Asked(k.DESCRIBE_CONFIGS, 1, {"resources": [_SETTINGS]}, READS_GROUP, NO_GROUP, result),
+    Asked(
+        k.INCREMENTAL_ALTER_CONFIGS,
+        0,
+        {"resources": [{**_SETTINGS, "configs": []}]},
+        (CONFIGURE, GROUP),
+        NO_GROUP,
+        lambda answer: answer["responses"][0]["error_code"],
+    ),
     Asked(
         k.ALTER_CONFIGS,
         1,

@@ -324,3 +324,46 @@ def test_all_groups_together_have_a_limit(run: Run, monkeypatch: pytest.MonkeyPa
         assert (await world.beat("c", group_id="three"))["error_code"] == 0
 
     run(body)
+
+
+def test_settings_of_groups_are_shown_set_bounded_and_kept(run: Run) -> None:
+    session, beat = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
+
+    async def body(world: World) -> None:
+        async def shown() -> dict[str, tuple[str, int]]:
+            asked = {"resources": [{"resource_type": 32, "resource_name": "g", "configuration_keys": None}]}
+            found = (await world.ask(k.DESCRIBE_CONFIGS, 4, asked))["results"][0]
+            return {each["name"]: (each["value"], each["config_source"]) for each in found["configs"]}
+
+        async def alter(
+            *changes: tuple[str, str | None], operation: int = 0, name: str = "g", trial: bool = False
+        ) -> int:
+            configs = [{"name": label, "config_operation": operation, "value": value} for label, value in changes]
+            resource = {"resource_type": 32, "resource_name": name, "configs": configs}
+            asked = {"resources": [resource], "validate_only": trial}
+            code: int = (await world.ask(k.INCREMENTAL_ALTER_CONFIGS, 1, asked))["responses"][0]["error_code"]
+            return code
+
+        assert await shown() == {session: ("45000", 5), beat: ("5000", 5)}
+        answer = await world.beat("a")
+        assert answer["heartbeat_interval_ms"] == 5000
+        assert await alter((session, "20000"), trial=True) == 0
+        assert await alter((session, "3000"), (beat, "1000")) == 0
+        assert await shown() == {session: ("3000", 8), beat: ("1000", 8)}
+        assert (await world.beat("a", 1))["heartbeat_interval_ms"] == 1000
+        for changes in ([(session, "1000")], [(session, "x")], [(session, None)], [(beat, "99")], [("other", "1")]):
+            assert await alter(*changes) == e.INVALID_CONFIG, changes
+        assert await alter((session, "4000"), operation=2) == e.INVALID_CONFIG
+        assert await alter((session, "4000"), name="") == e.INVALID_REQUEST
+        await pass_time(3.01)
+        assert not world.desk.consumer_groups.by_name, "it was silent for the session that was set"
+        assert (await world.ask(k.DELETE_GROUPS, 2, {"groups_names": ["g"]}))["results"][0]["error_code"] != 0
+        assert (await world.described())["error_code"] == e.GROUP_ID_NOT_FOUND, "settings do not make a group"
+        assert await world.listed() == []
+        assert (await world.beat("a"))["heartbeat_interval_ms"] == 1000
+        await world.beat("a", -1)
+        assert await alter((beat, None), operation=1) == e.INVALID_CONFIG, "by default they speak every 5 s"
+        assert await alter((beat, None), (session, None), operation=1) == 0
+        assert world.kept() is None
+
+    run(body)
