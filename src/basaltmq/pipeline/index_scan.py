@@ -16,8 +16,6 @@ entangled one counts its own.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
@@ -51,6 +49,7 @@ from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.memory import MemoryStore
 from basaltmq.store.open import open_store
+from basaltmq.store.scratch import Scratch
 from basaltmq.streams.index import StreamIndex
 from basaltmq.streams.index_rows import FAMILY
 from basaltmq.streams.segment_read import find_cutter
@@ -325,29 +324,25 @@ def scan_shards(rows: ShardRows, lanes: list[str], shards: Collection[int], fold
     writer = RunWriter(Path(folder), is_final=True)
     garbage: dict[str, int] = {}
     losses: list[str] = []
-    scratch = Path(tempfile.mkdtemp(prefix="basalt-index-"))
-    try:
-        with closing(open_store(scratch / "store")) as kept:
-            index = StreamIndex(kept)
-            whole = _Whole(index, rows, own)
-            for number, path in enumerate(lanes):
-                with closing(LaneView(Path(path))) as log:
-                    if not log.segments():
-                        continue
-                    replay = Replay(whole, number, log, log.start, 0, 0, None)
-                    for found in _frames_of(log, replay, own):
-                        replay.apply(found)
-                    losses += map(str, replay.lost())
-            index.settle()
-            for key, value in kept.scan(FAMILY):
-                if key[:1] == b"S":
-                    stats = index.stats(*keys.decode_log_segment_key(key))
-                    garbage[key.hex()] = 0 if stats is None else stats.garbage_bytes
-                elif key[:1] not in b"CPUX":
-                    writer.add(key, value)
-                    writer.make_room()
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with Scratch("index") as scratch, closing(open_store(scratch.path / "store")) as kept:
+        index = StreamIndex(kept)
+        whole = _Whole(index, rows, own)
+        for number, path in enumerate(lanes):
+            with closing(LaneView(Path(path))) as log:
+                if not log.segments():
+                    continue
+                replay = Replay(whole, number, log, log.start, 0, 0, None)
+                for found in _frames_of(log, replay, own):
+                    replay.apply(found)
+                losses += map(str, replay.lost())
+        index.settle()
+        for key, value in kept.scan(FAMILY):
+            if key[:1] == b"S":
+                stats = index.stats(*keys.decode_log_segment_key(key))
+                garbage[key.hex()] = 0 if stats is None else stats.garbage_bytes
+            elif key[:1] not in b"CPUX":
+                writer.add(key, value)
+                writer.make_room()
     return EntangledShards(writer.finish(), garbage, losses)
 
 

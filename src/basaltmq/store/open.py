@@ -75,7 +75,7 @@ def open_view(path: str | os.PathLike[str], *, options: StoreOptions | None = No
     path = Path(path)
     options = options or StoreOptions()
     if read_marker(path) is None:
-        raise StoreNotFoundError(f"there is no store at {path}")
+        raise StoreNotFoundError(f"there is no store at {path}; check the path")
     database = database_options(options)
     held: list[ViewFiles] = []
 

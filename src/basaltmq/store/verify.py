@@ -20,7 +20,6 @@ import fcntl
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,6 +35,7 @@ from basaltmq.store.directory import CHECKSUMS, DATABASE, LOCK, QUARANTINE, SEAL
 from basaltmq.store.manifest import family_numbers, oldest_log, without_table
 from basaltmq.store.repair import is_cut_short
 from basaltmq.store.rocks_errors import named_file, translate
+from basaltmq.store.scratch import Scratch
 from basaltmq.store.seals import Sealer, Seals, Sum, check_manifest, check_small, file_sum, is_table, mismatch
 from basaltmq.store.view import BLOB_LINE
 from basaltmq.store.wal import LogScan, append_record, current_manifest, scan_log, wal_files, wal_number
@@ -94,7 +94,7 @@ def verify(path: Path, progress: Progress | None = None) -> list[str]:
     findings = _Findings()
     try:
         if read_marker(path) is None:
-            raise StoreNotFoundError(f"there is no store at {path}")
+            raise StoreNotFoundError(f"there is no store at {path}; check the path")
     except CorruptionError as error:
         findings.add(path / "STORE", str(error).removeprefix(f"{path / 'STORE'} "), "the store does not open")
     with _shared_lock(path):
@@ -402,16 +402,15 @@ def _lenient() -> Options:
 @contextmanager
 def _scratch(database: Path) -> Iterator[Path]:
     """A directory with the tables of `database` as links and its MANIFEST copied, without the WAL."""
-    folder = Path(tempfile.mkdtemp(prefix="basalt-verify-"))
-    try:
+    with Scratch("verify") as scratch:
+        folder = scratch.path / DATABASE
+        folder.mkdir()
         for path in database.iterdir():
             if is_table(path.name):
                 (folder / path.name).symlink_to(path.resolve())
             elif path.name == "CURRENT" or path.name.startswith("MANIFEST-"):
                 shutil.copyfile(path, folder / path.name)
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

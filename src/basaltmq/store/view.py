@@ -23,6 +23,7 @@ import re
 import resource
 import shutil
 import tempfile
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -30,9 +31,10 @@ from typing import Final
 from rocksdict import Rdict
 
 from basaltmq.errors import CorruptionError, LimitExceededError
-from basaltmq.store.directory import DATABASE
+from basaltmq.store.directory import DATABASE, os_error
 from basaltmq.store.manifest import oldest_log
 from basaltmq.store.repair import is_cut_short
+from basaltmq.store.scratch import Scratch
 from basaltmq.store.seals import is_table
 from basaltmq.store.wal import current_manifest, is_wal, scan_log, wal_number
 
@@ -51,22 +53,30 @@ class ViewFiles:
 
     def __init__(self, path: Path) -> None:
         self._source = path / DATABASE
-        self._scratch = Path(tempfile.mkdtemp(prefix="basalt-view-"))
         self._held: dict[str, int] = {}
         try:
+            self._scratch = Scratch("view")
+        except OSError as error:
+            raise os_error(error, Path(tempfile.gettempdir())) from error
+        # A view that is dropped without being closed must not keep files open.
+        self._let_go = weakref.finalize(self, _let_go, self._held)
+        try:
             self._gather()
+        except OSError as error:
+            self.release()
+            raise os_error(error, Path(error.filename2 or error.filename or self._scratch.path)) from error
         except BaseException:
             self.release()
             raise
 
     @property
     def database(self) -> Path:
-        return self._scratch / DATABASE
+        return self._scratch.path / DATABASE
 
     @property
     def logs(self) -> Path:
         """Where RocksDB may write its own log."""
-        return self._scratch
+        return self._scratch.path
 
     def missing(self, db: Rdict, families: Iterable[Rdict]) -> list[str]:
         """Files the database needs and the scratch directory does not have."""
@@ -77,9 +87,8 @@ class ViewFiles:
         return sorted(needed - self._held.keys())
 
     def release(self) -> None:
-        shutil.rmtree(self._scratch, ignore_errors=True)
-        while self._held:
-            os.close(self._held.popitem()[1])
+        self._scratch.remove()
+        self._let_go()
 
     def _gather(self) -> None:
         self.database.mkdir()
@@ -108,6 +117,11 @@ class ViewFiles:
             if name not in self._held:
                 with contextlib.suppress(FileNotFoundError):
                     self._held[name] = os.open(self._source / name, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _let_go(held: dict[str, int]) -> None:
+    while held:
+        os.close(held.popitem()[1])
 
 
 def _cut_unfinished(copy: Path, original: Path) -> None:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 from tests.interop.spark.light import LIGHT
+
+from basaltmq.store.scratch import sweep
+
+SWEEPS = 20
+SWEEP_S = 0.1
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +35,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     yield session
     session.stop()
     patch.undo()
+    _sweep_after_workers()
+
+
+def _sweep_after_workers() -> None:
+    """Spark's workers end without a word, a moment after the session; what they leave is for the next to remove."""
+    for _ in range(SWEEPS):
+        sweep()
+        if not any(Path(tempfile.gettempdir()).glob("basalt-view-*")):
+            return
+        time.sleep(SWEEP_S)
