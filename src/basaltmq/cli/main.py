@@ -9,9 +9,15 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from types import FrameType
+from typing import Any, Final
 
 import click
 
@@ -50,6 +56,13 @@ OF_A_BROKER: Final = {"queue", "topic"}
 
 class MainGroup(BasaltGroup):
     """The top."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        if sys.stdin is None:
+            # `<&-`: there is nothing to read, which is no error.
+            sys.stdin = open(os.devnull)  # noqa: SIM115
+        with _left_by_sigterm():
+            return super().main(*args, **extra)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, _hoisted(args))
@@ -92,6 +105,23 @@ def _hoisted(arguments: list[str]) -> list[str]:
         else:
             rest.append(each)
     return [*arguments[:at], *found, *rest]
+
+
+@contextmanager
+def _left_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end a command as Ctrl-C does: what is open is closed, and no scratch file stays."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def _refuse(missing: str) -> None:

@@ -5,6 +5,7 @@ Tables go to stdout and are plain text, numbers to the right; progress goes to s
 
 from __future__ import annotations
 
+import errno
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,11 @@ class BasaltGroup(click.Group):
             return super().invoke(ctx)
         except BasaltError as error:
             raise CommandError(error, hint=_hint(error, ctx.obj)) from error
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                # Nobody reads on (`| head`): click ends the command without a word.
+                raise
+            raise SystemFault(error) from error
 
 
 class CommandError(click.ClickException):
@@ -44,6 +50,17 @@ class CommandError(click.ClickException):
     def show(self, file: IO[Any] | None = None) -> None:
         hint = self._hint or ("; trying again may help" if self._error.retriable else "")
         click.echo(f"error [{self._error.code}]: {self.message}{hint}", err=True)
+
+
+class SystemFault(click.ClickException):
+    """What the system refused outside of a store: a full disk under the output, a file of the caller's."""
+
+    def __init__(self, error: OSError) -> None:
+        what = error.filename or "reading or writing failed, look at where the output goes"
+        super().__init__(f"{what}: {error.strerror or error}")
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"error [system]: {self.message}", err=True)
 
 
 def _hint(error: BasaltError, data_dir: object) -> str:

@@ -21,6 +21,7 @@ import msgspec
 
 import basaltmq
 from basaltmq.cli.either import either_group
+from basaltmq.cli.lines import portions
 from basaltmq.cli.output import show
 from basaltmq.cli.queue_lines import decode_draft, encode_message, message_row
 from basaltmq.cli.server_queue import server_queue
@@ -36,7 +37,8 @@ from basaltmq.store.open import open_view
 from basaltmq.store.overlay import OverlayStore
 
 ENQUEUE_MESSAGES: Final = 1_000
-"""Lines read from stdin before they are enqueued as one batch."""
+ENQUEUE_BYTES: Final = 4 << 20
+"""Lines, and bytes of lines, read from stdin before they are enqueued as one batch."""
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 json_lines = click.option("--json", "as_json", is_flag=True, help="Print a JSON line per message, all of it.")
@@ -219,17 +221,13 @@ def enqueue(
     done = 0
     with basaltmq.open(data_dir, create=False) as db:
         db.queue(name, create=False)
-        batch: list[Draft | bytes] = []
         try:
-            for number, line in enumerate(source, 1):
-                if not raw and not line.strip():
-                    continue
-                batch.append(decode_draft(number, line.removesuffix(b"\n"), given, raw=raw))
-                if len(batch) == ENQUEUE_MESSAGES:
-                    done += len(db.queue_plane.enqueue(name, batch, durability=level))
-                    batch = []
-            done += len(db.queue_plane.enqueue(name, batch, durability=level))
-        except BasaltError:
+            for portion in portions(source, ENQUEUE_MESSAGES, ENQUEUE_BYTES):
+                batch: list[Draft | bytes] = [
+                    decode_draft(number, line, given, raw=raw) for number, line in portion if raw or line.strip()
+                ]
+                done += len(db.queue_plane.enqueue(name, batch, durability=level))
+        except (BasaltError, KeyboardInterrupt):
             click.echo(f"{_messages(done)} enqueued before this:", err=True)
             raise
     click.echo(f"{_messages(done)} enqueued in {name}")

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from tests.unit.cli.conftest import Basalt
 
 import basaltmq
+from basaltmq.cli import lines as lines_of_input
 from basaltmq.cli import topic_input
 from basaltmq.cli.main import main
 from basaltmq.log.record import Record
@@ -165,7 +166,7 @@ def test_batches_before_a_bad_line_are_there_and_counted(basalt: Basalt, monkeyp
     text = '{"value": "1"}\n{"value": "2"}\n{"value": "3"}\nbad\n'
     assert "2 records appended" in basalt("topic", "append", "orders", stdin=text, code=1).stderr
     assert basalt("topic", "read", "orders", "--raw").stdout == "a\nb\nc\n1\n2\n"
-    monkeypatch.setattr(topic_input, "LINE_BYTES_MAX", 10)
+    monkeypatch.setattr(lines_of_input, "LINE_BYTES_MAX", 10)
     result = basalt("topic", "append", "orders", "--raw", stdin="short\nfar too long a line\n", code=1)
     assert "line 2 is over 10 bytes" in result.stderr
 
