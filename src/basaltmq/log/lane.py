@@ -35,19 +35,18 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from basaltmq.errors import StorageError, StoreClosedError, StorePoisonedError
 from basaltmq.log import ring
 from basaltmq.log.committed import Committed
+from basaltmq.log.lane_options import GATHERED_BYTES_MAX as GATHERED_BYTES_MAX
+from basaltmq.log.lane_options import LaneOptions as LaneOptions
 from basaltmq.log.marker import MARKERS, encode_marker, find_seed
-from basaltmq.log.mover import MOVED_BYTES_MIN, Mover, start_write_back
+from basaltmq.log.mover import WRITE_BACK_BYTES, Mover, start_write_back
 from basaltmq.log.ring import Ring
 from basaltmq.log.segment import (
     IOV_MAX,
-    READ_FILES_MAX,
     Segment,
     SegmentFiles,
     SegmentGoneError,
@@ -58,34 +57,6 @@ from basaltmq.log.segment import (
     write_on,
 )
 from basaltmq.store.directory import os_error, sync_directory, write_durably
-
-SEGMENT_BYTES: Final = 256 << 20
-"""Small enough that cleaning moves little at a time, large enough that a terabyte is four thousand files."""
-
-SEGMENT_AGE_MS: Final = 24 * 60 * 60 * 1000
-"""A day: retention by time cannot be finer than a segment's age."""
-
-GATHERED_BYTES_MAX: Final = 1 << 20
-"""Frames kept for one write: past a few hundred KB a larger write gains nothing, and what is kept a crash takes."""
-
-RING_BYTES: Final = 32 << 20
-"""Of the ring, on disk and in the page cache: half of it takes a fast disk 10 ms, which a drain needs too."""
-
-RING_AFTER: Final = 64
-"""Syncs of gathered frames before a lane gets its ring: most lanes never have so many, and making it costs 30 ms."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaneOptions:
-    """Settings of one lane."""
-
-    segment_bytes: int = SEGMENT_BYTES
-    segment_age_ms: int = SEGMENT_AGE_MS
-    read_files_max: int = READ_FILES_MAX
-    ring_bytes: int = RING_BYTES
-    """0 for no ring."""
-    ring_after: int = RING_AFTER
-    moved_bytes_min: int = MOVED_BYTES_MIN
 
 
 class Lane:
@@ -110,8 +81,6 @@ class Lane:
         """Of what is gathered, how many parts and bytes from the front the ring has."""
         self._mover = Mover()
         """Busy while gathered frames are written outside the lane's lock."""
-        self._moved: tuple[int, int, int] | None = None
-        """The descriptor, begin and bytes of what was moved last, until the descriptor may be closed."""
         self._ring: Ring | None = None
         self._ring_wanted = 0
         self._worker: threading.Thread | None = None
@@ -119,7 +88,8 @@ class Lane:
         self._error: StorageError | None = None
         self._active = segments[-1]
         self._fd = os.open(self._active.path, os.O_WRONLY | os.O_CLOEXEC | os.O_APPEND)
-        self._end = self._written = self._active.end
+        self._end = self._written = self._begun = self._active.end
+        """Where the next byte goes, what is in segments, and what of it the disk was told to begin with."""
         try:
             self._committed = Committed(path, clock_ms(), self._end)
         except OSError:
@@ -251,7 +221,7 @@ class Lane:
                     raise self._error
                 self._write_gathered()
                 target = self._end
-                self._moved = None
+                self._begun = target
                 taken = 0 if self._ring is None else self._ring.taken
                 sealing = list(self._sealing)
                 fd = self._fd
@@ -328,14 +298,12 @@ class Lane:
         if self._mover.is_busy:
             self._await_move()
         parts, size_bytes = self._gathered, self._gathered_bytes
-        begin = self._end - self._active.start - size_bytes
         self._gathered, self._gathered_bytes, self._ringed, self._ringed_bytes = [], 0, 0, 0
 
         def write() -> None:
             with suppress(StorageError):  # It has poisoned the lane.
                 self._write_out(parts, size_bytes)
 
-        self._moved = self._fd, begin, size_bytes
         self._mover.begin()
         self._mover.give(write)
 
@@ -349,17 +317,20 @@ class Lane:
                 if self._error is not None:
                     return
                 parts, size_bytes = self._take_ringed()
-                moved, self._moved = self._moved, None
+                fd, start = self._fd, self._active.start
                 self._mover.begin()
             try:
                 if parts:
                     self._write_out(parts, size_bytes)
+                begin, size_bytes = self._begun, self._written - self._begun
+                if size_bytes >= WRITE_BACK_BYTES:
+                    self._begun = self._written
             finally:
                 self._mover.end()
             self._publish()
-            if moved is not None:
+            if size_bytes >= WRITE_BACK_BYTES:
                 # The disk has nothing else to do until the next sync; a drain has the less.
-                start_write_back(*moved)
+                start_write_back(fd, begin - start, size_bytes)
 
     def _publish(self) -> None:
         """Tell other processes what is durable. All of it is written to its segment."""
@@ -496,7 +467,7 @@ class Lane:
             except OSError as error:
                 raise self._failed(error, segment.path) from error
             segment.size_bytes = keep
-            self._end = self._written = position
+            self._end = self._written = self._begun = position
             return kept
 
     def settle(self) -> None:
@@ -588,7 +559,7 @@ class Lane:
             fd = os.open(segment.path, os.O_WRONLY | os.O_CLOEXEC | os.O_APPEND)
         except OSError as error:
             raise self._failed(error, self.path) from error
-        self._written = self._end
+        self._written = self._begun = self._end
         self._active.state = SegmentState.SEALING
         self._sealing.append((self._fd, self._active))
         self._names_synced = False

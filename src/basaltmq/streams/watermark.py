@@ -9,9 +9,9 @@ A write that asked for `synced` hides itself, and all after it, until a sync tha
 reader never sees a record that a power loss could take back. Writes of lower levels are visible at once unless such a
 write lies before them.
 
-Writes are counted when they have returned from the store. A sync remembers the count before it begins: what was
-counted then is what it makes durable. The watermarks move before those who wait are told, so that a writer that was
-told can read what it wrote.
+Syncs are numbered. A write that has returned from the store gets the number of the sync that begins next, which makes
+it durable; so the writes of a shard that one sync covers need one entry, however many they are. The watermarks move
+before those who wait are told, so that a writer that was told can read what it wrote.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from basaltmq.streams.durability import Durability
 UNSYNCED_APPENDS_MAX: Final = 10_000
 """Appends that may wait for a sync nobody asked for; the next one waits itself."""
 
+_SYNCED: Final = Durability.SYNCED
+
 
 class Visible:
     """The visible part of one shard. Guarded by the shard's lock."""
@@ -41,14 +43,14 @@ class Visible:
         self.next_offset = next_offset
         self.high_watermark = next_offset
         self.unsynced: deque[tuple[int, int]] | None = None
-        """(sequence, first offset) of writes that wait for a sync. None until there is one: most shards are idle."""
+        """(sync, first offset it covers) of writes that wait for one. None until there is one: most shards are idle."""
 
     def settle(self) -> None:
         self.high_watermark = self.unsynced[0][1] if self.unsynced else self.next_offset
 
 
 class Watermarks:
-    """Counts the writes of one store or lane and moves the watermarks of its shards with its syncs.
+    """Numbers the syncs of one store or lane and moves the watermarks of its shards with them.
 
     `secure` is its sync, if it has a faster one; then `tidy` is what is left to do when those who wait have been told.
     `group` makes what tells them, if it is not a thread.
@@ -64,8 +66,12 @@ class Watermarks:
         self._store = store
         self._secure = store.sync if secure is None else secure
         self._lock = threading.Lock()
-        self._written = 0
+        self._next = 1
+        """The sync that has not begun."""
         self._synced = 0
+        """The last that has returned."""
+        self._unsynced = 0
+        """Appends that wait for the next one."""
         self._waiting: deque[tuple[int, Visible]] = deque()
         if group is not None:
             self.group = group(self)
@@ -73,21 +79,26 @@ class Watermarks:
             self.group = GroupSync(self) if tidy is None else _TidyGroup(self, tidy)
 
     def written(self, shard: Visible, base_offset: int, durability: Durability) -> int:
-        """A write at `base_offset` has returned, and `next_offset` was moved; its sequence. Under the shard's lock."""
+        """A write at `base_offset` has returned, and `next_offset` was moved; the sync that covers it.
+
+        Under the shard's lock.
+        """
         with self._lock:
-            self._written += 1
-            sequence = self._written
-            if durability is Durability.SYNCED:
-                self._waiting.append((sequence, shard))
-                if shard.unsynced is None:
-                    shard.unsynced = deque()
-                shard.unsynced.append((sequence, base_offset))
+            sequence = self._next
+            if durability is _SYNCED:
+                self._unsynced += 1
+                unsynced = shard.unsynced
+                if unsynced is None:
+                    unsynced = shard.unsynced = deque()
+                if not unsynced or unsynced[-1][0] != sequence:
+                    unsynced.append((sequence, base_offset))
+                    self._waiting.append((sequence, shard))
         shard.settle()
         return sequence
 
     def hold(self) -> None:
         """Wait for a sync if too many writes wait for one. Not under a shard's lock."""
-        if len(self._waiting) > UNSYNCED_APPENDS_MAX:
+        if self._unsynced > UNSYNCED_APPENDS_MAX:
             self.group.wait_durable()
 
     def wait(self, sequence: int) -> None:
@@ -106,16 +117,16 @@ class Watermarks:
     def sync(self) -> None:
         """One sync of the store, by the group's thread."""
         with self._lock:
-            covered = self._written
+            covered = self._next
+            self._next = covered + 1
+            self._unsynced = 0
         self._secure()
-        # One entry per shard, however many of its writes the sync covers.
-        moved: dict[int, Visible] = {}
+        moved: list[Visible] = []
         with self._lock:
             waiting = self._waiting
             while waiting and waiting[0][0] <= covered:
-                shard = waiting.popleft()[1]
-                moved[id(shard)] = shard
-        for shard in moved.values():
+                moved.append(waiting.popleft()[1])
+        for shard in moved:
             with shard.lock:
                 unsynced = shard.unsynced
                 while unsynced and unsynced[0][0] <= covered:
