@@ -2,7 +2,8 @@
 
 A stream is a topic of one partition with the queue's name. What was declared is a row of the queue plane like that of
 any other queue, so that queues are listed in one place. A record's value is the body; its one header, `amqp`, is the
-envelope a delivery is made from. Publishing appends and is confirmed after the sync, and consumers see it then.
+envelope a delivery is made from; `stream_envelope` makes one for records of other protocols. Publishing appends and is
+confirmed after the sync, and consumers see it then.
 
 A consumer begins where its argument `x-stream-offset` says: `first`, `last`, `next` (the default), an offset, a time,
 or an interval such as `1h`. It must acknowledge and have a prefetch: an acknowledgement moves nothing and gives credit
@@ -34,6 +35,7 @@ from basaltmq.broker.properties import (
     properties_start,
 )
 from basaltmq.broker.queue import BrokerQueue
+from basaltmq.broker.stream_envelope import ENVELOPE, envelope_of
 from basaltmq.errors import (
     BasaltError,
     DamagedFrameError,
@@ -54,7 +56,6 @@ from basaltmq.streams.segment_engine import SegmentEngine
 from basaltmq.streams.shards import Engine, Shards
 from basaltmq.streams.topics import TopicConfig
 
-ENVELOPE: Final = "amqp"
 OFFSET_HEADER: Final = "x-stream-offset"
 READ_MAX: Final = 256
 READ_BYTES: Final = 1 << 20
@@ -204,7 +205,7 @@ class Stream:
         consumer.offset = batch.next_offset
         deliveries = [
             StreamDelivery(
-                record.offset.to_bytes(8, "big"), with_offset(_envelope(record), record.offset), record.value
+                record.offset.to_bytes(8, "big"), with_offset(envelope_of(record), record.offset), record.value
             )
             for record in batch.records()
         ]
@@ -224,14 +225,6 @@ def _pass_on(future: asyncio.Future[None], done: asyncio.Future[None]) -> None:
         future.set_result(None)
     else:
         future.set_exception(error)
-
-
-def _envelope(record: Record) -> bytes:
-    for name, value in record.headers:
-        if name == ENVELOPE:
-            return value
-    # Written through another door: a message without properties.
-    return b"\0\0\0\0"
 
 
 def _bad_offset(wanted: object) -> PreconditionFailedError:

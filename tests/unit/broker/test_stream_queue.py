@@ -24,9 +24,11 @@ from tests.unit.broker.rig import (
 
 from basaltmq.broker import properties
 from basaltmq.broker.amqp_table import Timestamp
+from basaltmq.broker.stream_envelope import envelope_of
 from basaltmq.broker.stream_queue import with_offset
 from basaltmq.broker.vhost import REJECT, VHost
 from basaltmq.errors import DamagedFrameError, LimitExceededError, PreconditionFailedError
+from basaltmq.log.record import Record
 from basaltmq.store.memory import MemoryStore
 from basaltmq.store.open import open_store
 
@@ -296,3 +298,40 @@ def test_a_damaged_frame_costs_its_records_and_no_more(monkeypatch: pytest.Monke
         assert vhost.is_up
 
     run(test)
+
+
+@pytest.mark.spec("B1")
+def test_a_record_of_another_protocol_shows_its_headers_key_and_time() -> None:
+    headers = (("text", "grün".encode()), ("raw", b"\xff\0"), ("twice", b"1"), ("twice", b"2"), ("x" * 300, b"long"))
+    record = Record(b"body", b"key", headers, timestamp_ms=1_700_000_000_123)
+    exchange, key, raw = properties.open_envelope(with_offset(envelope_of(record), 5))
+    properties.peek(raw)
+    told = properties.parse(raw)
+    assert (exchange, key, told.timestamp) == ("", "", 1_700_000_000)
+    assert told.headers == {
+        "text": "grün",
+        "raw": b"\xff\0",
+        "twice": "2",
+        "x-stream-key": "key",
+        "timestamp_in_ms": 1_700_000_000_123,
+        "x-stream-offset": 5,
+    }
+    large = Record(b"", b"k" * 70_000, (("a", b"a" * 60_000), ("b", b"b" * 6_000), ("c", b"c")), timestamp_ms=-1)
+    told = properties.parse(properties.open_envelope(envelope_of(large))[2])
+    assert set(told.headers) == {"a", "c"}, "what fits into a frame"
+    assert told.timestamp is None
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [b"", b"\0", b"\xff", b"\0\0", b"\0\0\xff\xff", b"\0\0\x20\0\0\0\0\x09abc", b"\x05ab", b"\0\0\x80\0\x05ab"],
+)
+def test_a_header_of_another_protocol_that_is_named_as_the_envelope_and_is_none_is_a_header(forged: bytes) -> None:
+    raw = properties.open_envelope(with_offset(envelope_of(Record(b"body", headers=(("amqp", forged),))), 5))[2]
+    properties.peek(raw)
+    assert properties.parse(raw).headers.keys() >= {"amqp", "x-stream-offset"}
+
+
+def test_an_envelope_that_came_over_amqp_goes_out_as_it_came() -> None:
+    envelope = properties.seal("ex", "key", props(content_type="a/b", headers={"h": 1}))
+    assert envelope_of(Record(b"body", headers=(("amqp", envelope),), timestamp_ms=1)) == envelope
