@@ -3,7 +3,7 @@
 ```python
 import basaltmq
 
-with basaltmq.open("data") as db:
+with basaltmq.open("shop") as db:
     orders = db.topic("orders", partitions=4)
     orders.append(b"one", key=b"customer-1")
     for message in orders.consume("billing", wait=0):
