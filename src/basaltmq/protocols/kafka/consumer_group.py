@@ -111,6 +111,8 @@ class ConsumerGroup:
         if pattern is not None:
             self.patterns[pattern.text], pattern.may = pattern, may
         assigned = member.assigned
+        if owned is not None:
+            member.owned = owned
         is_changed = member.update(asked) | (member.id not in self.members)
         member.client_id, member.host = client_id, host
         member.silent_at_ms = now_ms + self.timing.session_ms
@@ -122,7 +124,7 @@ class ConsumerGroup:
             self._refresh(now_ms)
         elif self.target_epoch != self.epoch:
             self._aim(now_ms)
-        self._reconcile(member, owned, now_ms)
+        self._reconcile(member, now_ms)
         answer: Fields = {
             "member_id": member.id,
             "member_epoch": member.epoch,
@@ -224,7 +226,7 @@ class ConsumerGroup:
         return member
 
     def _replaced(self, old: ConsumerMember, member_id: str) -> ConsumerMember:
-        """A static member is back under another id: what its former self had is its own."""
+        """A static member is back under another id: the share of its former self is its own, and free to be taken."""
         if old.epoch != AWAY:
             raise Refused(
                 e.UNRELEASED_INSTANCE_ID,
@@ -235,11 +237,10 @@ class ConsumerGroup:
         del self.members[old.id]
         self._holders.release(old.id, old.assigned)
         member = ConsumerMember(member_id or str(uuid.uuid4()))
-        for field in ("instance", "rack", "rebalance_ms", "names", "pattern", "assignor", "assigned"):
+        for field in ("instance", "rack", "rebalance_ms", "names", "pattern", "assignor"):
             setattr(member, field, getattr(old, field))
-        self._holders.take(member.id, member.assigned)
-        self.members[member.id] = member
         self.target[member.id] = self.target.pop(old.id, EMPTY)
+        self.members[member.id] = member
         subscriptions = dict(self.basis.subscriptions)
         if old.id in subscriptions:
             subscriptions[member.id] = subscriptions.pop(old.id)
@@ -250,7 +251,7 @@ class ConsumerGroup:
         """A member joins that is one: it has nothing, whatever it had."""
         self._holders.release(member.id, member.assigned)
         self._holders.release(member.id, member.revoking)
-        member.assigned = member.revoking = EMPTY
+        member.assigned = member.revoking = member.owned = EMPTY
         member.revoke_by_ms = NEVER_MS
         member.epoch = member.epoch_before = JOINING
         if member.instance is not None and member.instance != instance:
@@ -319,19 +320,17 @@ class ConsumerGroup:
         self.target_epoch = self.epoch
         self._assigned_at_ms = now_ms
 
-    def _reconcile(self, member: ConsumerMember, owned: Share | None, now_ms: int) -> None:
-        """Bring a member that owns this, or has not said what it owns, as near to the target as others allow."""
+    def _reconcile(self, member: ConsumerMember, now_ms: int) -> None:
+        """Bring a member as near to the target as it and others allow."""
         target = self.target.get(member.id, EMPTY)
         if member.assigned is target and member.epoch == self.target_epoch and not member.revoking:
             return
+        # Only what it was told in an answer before this heartbeat: it may be about to take what it was given last.
+        released = member.revoking - member.owned
+        self._holders.release(member.id, released)
         going = member.assigned - target
-        if going:
-            member.assigned -= going
-            member.revoking |= going
-        released = EMPTY if owned is None else member.revoking - owned
-        if released:
-            self._holders.release(member.id, released)
-            member.revoking -= released
+        member.assigned -= going
+        member.revoking = member.revoking - released | going
         if member.revoking:
             if going or released:
                 member.revoke_by_ms = now_ms + member.rebalance_ms

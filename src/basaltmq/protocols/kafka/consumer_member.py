@@ -3,6 +3,7 @@
     epoch         the target it was brought to; 0 before the first, AWAY while a static member restarts
     assigned      what it was told to read
     revoking      what it was told to let go of, and has not said that it did; no target is reached before
+    owned         what it said last that it has, which may be behind what it was told
 
 It holds `assigned` and `revoking`, which have nothing in common.
 """
@@ -34,6 +35,7 @@ class ConsumerMember:
         "id",
         "instance",
         "names",
+        "owned",
         "pattern",
         "rack",
         "rebalance_ms",
@@ -56,6 +58,8 @@ class ConsumerMember:
         self.epoch_before = JOINING
         self.assigned: Share = EMPTY
         self.revoking: Share = EMPTY
+        self.owned: Share = EMPTY
+        """What it said last; it says nothing where that is still so."""
         self.silent_at_ms = NEVER_MS
         """When its session is over if nothing is heard of it."""
         self.revoke_by_ms = NEVER_MS

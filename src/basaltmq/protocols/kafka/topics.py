@@ -88,7 +88,8 @@ def _visible(client: Client, name: str) -> bool:
 def _metadata_of(desk: Desk, client: Client, asked: Fields, request: Request) -> Fields | None:
     """None: it is to be made."""
     name = asked["name"]
-    if name is None:
+    if name is None or asked["topic_id"] != NIL:
+        # Java's client gives an empty name with an id.
         if request.version < IDS_SINCE:
             return {"error_code": e.UNSUPPORTED_VERSION, "topic_id": asked["topic_id"]}
         topic = None if asked["topic_id"] == NIL else desk.plane.topics.by_id(asked["topic_id"])
