@@ -7,6 +7,8 @@ power of the name's length. Such patterns are never needed for names: the error 
 which RabbitMQ's users know as `^(?!amq\\.).*`, stay possible.
 
     refused: (a+)+   (\\w*x?)*   (a|ab)*   .*.*.*.*     taken: ^orders\\.   .*   ^(?!amq\\.).*   (eu|us)-.*   (a|b)*
+
+A choice between any number of alternatives that repeat once each, `^a.*|^b.*|^c.*`, is gone through one by one: taken.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ def compiled(pattern: str, what: str) -> re.Pattern[str]:
     except (re.error, RecursionError, OverflowError) as error:
         raise InvalidArgumentError(f"{what}, {pattern!r:.80}, is no regular expression: {error}") from None
     repeats = _open_repeats(parsed, pattern, what, inside=False)
-    if repeats > OPEN_REPEATS_MAX:
+    if repeats > OPEN_REPEATS_MAX and not _is_choice(parsed, pattern, what):
         raise InvalidArgumentError(
             f"{what}, {pattern!r:.80}, repeats without a limit {repeats} times, more than {OPEN_REPEATS_MAX}: matching "
             "a long name would take too long; join some, or give them limits such as {1,8}"
@@ -66,6 +68,19 @@ def _open_repeats(items: Iterable[Any], pattern: str, what: str, *, inside: bool
         else:
             count += sum(_open_repeats(part, pattern, what, inside=inside) for part in _parts(argument))
     return count
+
+
+def _is_choice(items: Iterable[Any], pattern: str, what: str) -> bool:
+    """Whether all that repeats is in one choice whose alternatives repeat once each."""
+    repeating = [each for each in items if _open_repeats([each], pattern, what, inside=False)]
+    if len(repeating) != 1:
+        return False
+    operator, argument = repeating[0]
+    if str(operator) == "SUBPATTERN":
+        return _is_choice(argument[-1], pattern, what)
+    if str(operator) != "BRANCH":
+        return False
+    return all(_open_repeats(each, pattern, what, inside=False) <= 1 for each in argument[1])
 
 
 def _parts(argument: Any) -> list[Any]:

@@ -27,9 +27,9 @@ class TopicPattern:
         try:
             with warnings.catch_warnings():
                 # What Python warns of is what it reads differently from others, or will one day.
-                warnings.simplefilter("error")
+                warnings.simplefilter("error", FutureWarning)
                 self._matches = compiled(text, "the subscribed pattern").fullmatch
-        except (InvalidArgumentError, Warning) as error:
+        except (InvalidArgumentError, FutureWarning) as error:
             raise Refused(e.INVALID_REGULAR_EXPRESSION, str(error)) from None
         self.text = text
         self.may = may
