@@ -232,8 +232,10 @@ async def one_round(world: World, seed: int) -> None:
             connection.data_received(piece)
         assert connection._inbox.size_bytes <= 2 * REQUEST_BYTES_MAX
         step = connection._step
-        if step is not None:
+        if isinstance(step, asyncio.Task):
             await asyncio.wait([step], timeout=0.02)
+        elif step is not None:
+            await asyncio.sleep(0.02)
         await settle(2)
     await settle(4)
     sent = b"".join(transport.written)

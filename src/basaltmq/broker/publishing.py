@@ -25,7 +25,6 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from basaltmq.broker import amqp_table, properties
-from basaltmq.broker.after_sync import AfterSync
 from basaltmq.broker.consumer import wanted
 from basaltmq.broker.death import MAXLEN, Death, routing_keys
 from basaltmq.broker.properties import PERSISTENT, Peek
@@ -37,6 +36,7 @@ from basaltmq.queues.config import Durability, Overflow
 from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
 from basaltmq.queues.plane import QueuePlane
+from basaltmq.store.after_sync import AfterSync
 from basaltmq.store.commit import GroupSync
 
 ROUTES_MAX: Final = 16_384

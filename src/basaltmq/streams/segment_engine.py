@@ -39,11 +39,7 @@ from typing import Final
 
 import msgspec
 
-from basaltmq.errors import (
-    InvalidArgumentError,
-    LimitExceededError,
-    ShardNotFoundError,
-)
+from basaltmq.errors import InvalidArgumentError, LimitExceededError, ShardNotFoundError
 from basaltmq.log.columnar import EXPIRIES, ColumnBatch
 from basaltmq.log.frame import (
     AWAITED,
@@ -99,7 +95,6 @@ from basaltmq.streams.segment_replay import Progress, note
 from basaltmq.streams.segment_state import SegmentShard
 from basaltmq.streams.shard_rows import RowsAhead
 from basaltmq.streams.shards import OFFSET_MAX, Engine, Recent, ShardConfig, ShardMeta, Shards, ShardSpec
-from basaltmq.streams.tick import TickSync
 from basaltmq.streams.watermark import done
 
 SHARDS_LOADED_MAX: Final = 16_384
@@ -179,7 +174,6 @@ class SegmentEngine(SegmentReader):
         # Those loaded while the index was brought up to date do not know what is undecided.
         self._states = Recent(self.load_state, self._shards_loaded_max)
         self.lanes = [LogLane(number, log, self.index.lock, in_loop=self._in_loop) for number, log in enumerate(logs)]
-        self._ticks = [TickSync(lane.watermarks.group) for lane in self.lanes]
         self._finish()
 
     def place(self, spec: ShardSpec) -> ShardSpec:
@@ -339,8 +333,8 @@ class SegmentEngine(SegmentReader):
         )
         size = frame_bytes(len(body))
         with lane.lock:
-            if index.rows >= index.rows_max:
-                index.flush()
+            if now_ms >= lane.portion_due_ms or index.rows >= index.rows_max:
+                lane.write_portion(index, now_ms)
             position = log.append(parts, size, now_ms, waits)
             segment = log.active_start
             # As Entry(...) makes it, without the Python around.
@@ -358,8 +352,12 @@ class SegmentEngine(SegmentReader):
 
     def confirmed(self, append: Append) -> asyncio.Future[None]:
         if append.durability is Durability.SYNCED:
-            return self._ticks[self._states.get(append.shard).lane].durable()
+            return self._lane_of(append.shard).tick.durable()
         return done()
+
+    def tell_confirmed(self, append: Append, told: Callable[[BaseException | None], None]) -> None:
+        """As `confirmed` of an append that asked for `synced`, by a call (see `TickSync.tell`)."""
+        self._lane_of(append.shard).tick.tell(told)
 
     def delete_by_key(self, shard: int, key: bytes) -> int:
         self._require_leader(shard)

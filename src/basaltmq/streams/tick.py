@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
+from typing import cast
 
+from basaltmq.store.after_sync import AfterSync
 from basaltmq.store.commit import GroupSync
 
 
@@ -30,14 +33,21 @@ class TickSync:
     def durable(self) -> asyncio.Future[None]:
         """A future of the running loop that resolves when everything written in this turn is durable."""
         loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._gather(loop, future)
+        return future
+
+    def tell(self, told: Callable[[BaseException | None], None]) -> None:
+        """As `durable`, by a call in the turn that hears of it. It must not raise."""
+        self._gather(asyncio.get_running_loop(), cast("asyncio.Future[None]", AfterSync(told)))
+
+    def _gather(self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
         turn = self._turn
         if turn.loop is not loop:
             turn.loop = loop
             turn.futures = []
             loop.call_soon(self._end, loop)
-        future: asyncio.Future[None] = loop.create_future()
         turn.futures.append(future)
-        return future
 
     def _end(self, loop: asyncio.AbstractEventLoop) -> None:
         turn = self._turn

@@ -251,6 +251,11 @@ class Topics:
             # The store itself is gone; recovery decides, and finds the topic whole or not at all.
             return
 
+    @property
+    def epoch(self) -> int:
+        """Changes with any topic: what was found in an epoch is right as long as that lasts."""
+        return self._cache.epoch
+
     def find(self, name: str) -> Topic | None:
         """The topic of this name, from a bounded cache."""
         check_name(name)

@@ -96,6 +96,11 @@ class Watermarks:
         shard.settle()
         return sequence
 
+    @property
+    def is_awaited(self) -> bool:
+        """Does a write wait for a sync?"""
+        return bool(self._waiting)
+
     def hold(self) -> None:
         """Wait for a sync if too many writes wait for one. Not under a shard's lock."""
         if self._unsynced > UNSYNCED_APPENDS_MAX:

@@ -23,6 +23,7 @@ from basaltmq.log.columnar import ColumnBatch
 from basaltmq.log.record import RECORD_BYTES_MAX, Record
 from basaltmq.streams.adapter import BATCH_RECORDS_MAX
 from basaltmq.streams.durability import Durability
+from basaltmq.streams.segment_reader import PORTION_MS
 
 
 def flip(path: Path, at: int) -> None:
@@ -118,6 +119,45 @@ def test_frames_that_wait_for_a_sync_are_written_before_the_index_knows_them_and
     assert path.stat().st_size == rig.engine.lanes[0].log.end, "a write that waits for no sync takes along what does"
     before = rig.rows()
     assert rig.rebuilt() == before
+    rig.close()
+
+
+@pytest.mark.spec("D2")
+def test_index_rows_are_written_in_portions_while_no_frame_awaits_a_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = SegmentRig(tmp_path)
+    shard = rig.shard()
+    index = rig.engine.index
+    rig.put(shard, b"0")
+    gathered = index.rows
+    rig.put(shard, b"1")
+    assert index.rows > gathered, "nothing is due"
+    rig.now_ms += PORTION_MS
+    rig.put(shard, b"2")
+    assert index.rows <= gathered, "those before are written"
+    rig.engine.batch_write(shard, (Record(b"3"),), Durability.SYNCED)
+    rig.now_ms += PORTION_MS
+    before = index.rows
+    last = rig.engine.batch_write(shard, (Record(b"4"),), Durability.SYNCED)
+    assert index.rows > before, "a frame that awaits a sync is not written to its segment for the index"
+    rig.engine.wait(last)
+    real = rig.store.write
+
+    def stalled(*_: Any, **__: Any) -> None:
+        raise StoreStalledError("behind")
+
+    monkeypatch.setattr(rig.store, "write", stalled)
+    before = index.rows
+    rig.put(shard, b"5")
+    assert index.rows > before, "a portion that the store does not take is no reason to refuse a write"
+    monkeypatch.setattr(rig.store, "write", real)
+    rig.now_ms += PORTION_MS
+    rig.put(shard, b"6")
+    assert index.rows <= gathered
+    assert [record.value for record in rig.drained(shard)] == [b"%d" % at for at in range(7)]
+    written = rig.rows()
+    assert rig.rebuilt() == written
     rig.close()
 
 

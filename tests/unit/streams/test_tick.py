@@ -44,6 +44,32 @@ def test_sixteen_writers_that_wait_for_each_write_need_one_sync_per_round() -> N
 
 
 @pytest.mark.promise("P1")
+def test_those_who_are_called_share_the_sync_and_its_failure_with_those_who_await_it() -> None:
+    target = Target()
+    group = GroupSync(target)
+    tick = TickSync(group)
+    told: list[BaseException | None] = []
+
+    async def run() -> None:
+        before = len(told)
+        tick.tell(told.append)
+        waiting = tick.durable()
+        tick.tell(told.append)
+        assert len(told) == before
+        await asyncio.wait_for(asyncio.wait([waiting]), 60)
+        waiting.exception()
+
+    asyncio.run(run())
+    assert (told, target.syncs) == ([None, None], 1)
+    error = target.error = StorageError("gone")
+    asyncio.run(run())
+    assert told[2:] == [error, error]
+    group.close()
+    asyncio.run(run())
+    assert isinstance(told[4], StoreClosedError)
+
+
+@pytest.mark.promise("P1")
 def test_a_failed_sync_and_a_closed_group_are_told_to_everyone_who_still_waits() -> None:
     target = Target()
     target.error = StorageError("gone")

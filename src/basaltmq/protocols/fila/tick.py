@@ -28,11 +28,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
-from basaltmq.broker.after_sync import AfterSync
 from basaltmq.errors import BasaltError, LimitExceededError
 from basaltmq.queues.config import Durability, Overflow
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
+from basaltmq.store.after_sync import AfterSync
 from basaltmq.store.commit import GroupCommit
 
 GATHERED_BYTES_MAX: Final = 1 << 20

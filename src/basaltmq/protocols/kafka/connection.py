@@ -17,15 +17,18 @@ import asyncio
 import ipaddress
 import logging
 import secrets
+import sys
 from collections import deque
 from collections.abc import Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from basaltmq.broker.users import User
 from basaltmq.errors import AccessRefusedError, AuthenticationError, BasaltError, MalformedRequestError
 from basaltmq.protocols.kafka import api as k
 from basaltmq.protocols.kafka import errors as e
-from basaltmq.protocols.kafka.desk import Later
+from basaltmq.protocols.kafka.deadline import Deadline
+from basaltmq.protocols.kafka.desk import Held, Later
 from basaltmq.protocols.kafka.fetch_session import FetchSession
 from basaltmq.protocols.kafka.inbox import SIZE, Inbox
 from basaltmq.protocols.kafka.schema import Fields
@@ -51,6 +54,18 @@ _OPEN: Final = frozenset((k.API_VERSIONS, k.SASL_HANDSHAKE, k.SASL_AUTHENTICATE)
 _log: Final = logging.getLogger(__name__)
 
 
+class _Owed:
+    """An answer whose turn has not come."""
+
+    __slots__ = ("chunks", "size_bytes")
+
+    def __init__(self, size_bytes: int, chunks: list[bytes] | None) -> None:
+        self.size_bytes = size_bytes
+        """Of the request."""
+        self.chunks = chunks
+        """None while it is on its way."""
+
+
 class Connection(asyncio.Protocol):
     """A client's connection."""
 
@@ -61,6 +76,7 @@ class Connection(asyncio.Protocol):
         self.name = "kafka client"
         self.user: User | None = None
         self.fetch_session: FetchSession | None = None
+        self.deadline = Deadline()
         self.requests = 0
         self.received_bytes = 0
         self._transport: asyncio.Transport | None = None
@@ -70,8 +86,8 @@ class Connection(asyncio.Protocol):
         self._is_bare = False
         """Frames are bare messages of the mechanism."""
         self._scram: ScramExchange | None = None
-        self._step: asyncio.Task[None] | None = None
-        self._waiting: deque[tuple[asyncio.Task[list[bytes]], int]] = deque()
+        self._step: asyncio.Task[None] | Held | None = None
+        self._waiting: deque[_Owed] = deque()
         self._waiting_bytes = 0
         self._is_full = False
         self._is_paused = False
@@ -102,6 +118,7 @@ class Connection(asyncio.Protocol):
             self._handshake_timer.cancel()
         if self._step is not None:
             self._step.cancel()
+        self.deadline.close()
         # What was appended goes on to its sync: those who wait for it are told by it.
         self.server.left(self)
 
@@ -131,11 +148,8 @@ class Connection(asyncio.Protocol):
                 if frame is None:
                     break
                 self._handle(frame)
-        except BasaltError as error:
-            self._end(str(error))
         except Exception:
-            _log.exception("%s: a request failed", self.name)
-            self._end("an error of the broker's")
+            self._failed()
         self._pace()
 
     def _has_enough(self) -> bool:
@@ -193,42 +207,64 @@ class Connection(asyncio.Protocol):
     def _ask(self, request: k.Request, size_bytes: int) -> None:
         desk = self.server.desk()
         answer = self.server.handlers[request.api.key](desk, self, request)
-        if isinstance(answer, Later):
+        if isinstance(answer, dict):
+            self._answer(request, answer)
+        elif isinstance(answer, Later):
+            owed = _Owed(size_bytes, None)
+            self._waiting.append(owed)
             self._waiting_bytes += size_bytes
-            task = asyncio.create_task(self._encoded(request, answer.answer))
-            self._waiting.append((task, size_bytes))
-            task.add_done_callback(self._one_is_done)
+            answer.start(partial(self._told, request, owed))
         elif asyncio.iscoroutine(answer):
             self._begin(self._awaited(request, answer))
         elif answer is not None:
-            self._answer(request, answer)
-
-    async def _encoded(self, request: k.Request, answer: Coroutine[Any, Any, Fields | None]) -> list[bytes]:
-        body = await answer
-        return self._chunks(request, body)
+            self._step = answer
+            answer.start(partial(self._told_held, request))
 
     def _chunks(self, request: k.Request, body: Fields | None) -> list[bytes]:
         if body is None or (request.api.key == k.PRODUCE and request.body["acks"] == 0):
             return []
         return k.encode_response(request.api, request.version, request.correlation_id, body)
 
-    def _one_is_done(self, done: asyncio.Task[list[bytes]]) -> None:
-        self._send_done()
-        self._pump()
+    def _told(self, request: k.Request, owed: _Owed, body: Fields | None, error: Exception | None) -> None:
+        """A request that held nobody has its answer. Does not raise."""
+        try:
+            if error is not None:
+                raise error
+            owed.chunks = self._chunks(request, body)
+            self._send_done()
+        except Exception:
+            self._failed()
+            return
+        if self._inbox.size_bytes:
+            self._pump()
+
+    def _told_held(self, request: k.Request, body: Fields | None, error: Exception | None) -> None:
+        """A request that held those behind it has its answer. Does not raise."""
+        self._step = None
+        try:
+            if error is not None:
+                raise error
+            self._send_in_turn(self._chunks(request, body))
+        except Exception:
+            self._failed()
+            return
+        if self._inbox.size_bytes:
+            self._pump()
 
     def _send_done(self) -> None:
-        """Send the answers of produce requests that have one, in order."""
-        while self._waiting and self._waiting[0][0].done():
-            task, size_bytes = self._waiting.popleft()
-            self._waiting_bytes -= size_bytes
-            if task.cancelled():
-                continue
-            error = task.exception()
-            if error is not None:
-                _log.error("%s: a produce request failed", self.name, exc_info=error)
-                self._end("an error of the broker's")
-                return
-            self._send(task.result())
+        """Send the answers that are there, in order."""
+        waiting = self._waiting
+        while waiting and waiting[0].chunks is not None:
+            owed = waiting.popleft()
+            self._waiting_bytes -= owed.size_bytes
+            self._send(owed.chunks or [])
+
+    def _send_in_turn(self, chunks: list[bytes]) -> None:
+        """Send an answer after those before it."""
+        if self._waiting:
+            self._waiting.append(_Owed(0, chunks))
+        else:
+            self._send(chunks)
 
     def _begin(self, step: Coroutine[Any, Any, list[bytes]]) -> None:
         """Something that holds what is behind it."""
@@ -236,30 +272,27 @@ class Connection(asyncio.Protocol):
 
     async def _run(self, step: Coroutine[Any, Any, list[bytes]]) -> None:
         try:
-            chunks = await step
-            while self._waiting:
-                await asyncio.wait([task for task, _ in self._waiting])
-                self._send_done()
-            self._send(chunks)
-        except BasaltError as error:
-            self._end(str(error))
+            self._send_in_turn(await step)
         except Exception:
-            _log.exception("%s: a request failed", self.name)
-            self._end("an error of the broker's")
+            self._failed()
         finally:
             self._step = None
         self._pump()
+
+    def _failed(self) -> None:
+        """What is being handled as an exception ends the connection."""
+        error = sys.exception()
+        if isinstance(error, BasaltError):
+            self._end(str(error))
+        else:
+            _log.error("%s: a request failed", self.name, exc_info=error)
+            self._end("an error of the broker's")
 
     async def _awaited(self, request: k.Request, answer: Coroutine[Any, Any, Fields | None]) -> list[bytes]:
         return self._chunks(request, await answer)
 
     def _answer(self, request: k.Request, body: Fields) -> None:
-        chunks = self._chunks(request, body)
-        if self._waiting:
-            # Produce requests before it are not answered yet.
-            self._begin(_given(chunks))
-        else:
-            self._send(chunks)
+        self._send_in_turn(self._chunks(request, body))
 
     def _send(self, chunks: list[bytes]) -> None:
         if chunks and self._transport is not None and not self._transport.is_closing():
@@ -372,7 +405,3 @@ class Connection(asyncio.Protocol):
             return ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
         except ValueError:
             return False
-
-
-async def _given(chunks: list[bytes]) -> list[bytes]:
-    return chunks

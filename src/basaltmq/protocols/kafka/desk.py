@@ -21,6 +21,7 @@ from basaltmq.errors import BasaltError, InvalidConfigError, ShardNotFoundError,
 from basaltmq.protocols.kafka.api import Request
 from basaltmq.protocols.kafka.arrivals import Arrivals
 from basaltmq.protocols.kafka.consumer_groups import ConsumerGroups
+from basaltmq.protocols.kafka.deadline import Deadline
 from basaltmq.protocols.kafka.fetch_session import FetchSession
 from basaltmq.protocols.kafka.groups import Groups
 from basaltmq.protocols.kafka.producers import Producers
@@ -43,6 +44,14 @@ PRODUCERS_S: Final = 10.0
 
 NAMES_MAX: Final = 10_000
 """Names of topics remembered by their ids, or their shards."""
+
+
+class Route(NamedTuple):
+    """Where a partition is."""
+
+    topic: Topic
+    engine: SegmentEngine
+    shard: int
 
 
 class Settings(NamedTuple):
@@ -69,6 +78,8 @@ class Client(Protocol):
     client_id: str
     host: str
     fetch_session: FetchSession | None
+    deadline: Deadline
+    """Of a request that holds those behind it."""
 
     def address(self) -> tuple[str, int]:
         """How this client reaches the broker."""
@@ -87,14 +98,49 @@ class Client(Protocol):
         ...
 
 
+Tell = Callable[[Fields | None, Exception | None], None]
+"""Called once, by whoever has the answer: with it, with None where none is sent, or with what went wrong."""
+
+
 class Later(NamedTuple):
-    """An answer that is on its way; the requests after it need not wait for it."""
+    """An answer that is on its way; the requests after it need not wait for it. `start` is called once."""
 
-    answer: Coroutine[Any, Any, Fields | None]
+    start: Callable[[Tell], None]
 
 
-Answer = Fields | Later | Coroutine[Any, Any, Fields] | None
-"""At once; on its way; on its way with everything after it held; none at all."""
+class Held(Protocol):
+    """An answer that is on its way, with everything after it held; a task would hear of what it awaits a turn late."""
+
+    def start(self, tell: Tell) -> None: ...
+
+    def cancel(self) -> object:
+        """Nobody waits for it any more."""
+        ...
+
+
+Answer = Fields | Later | Held | Coroutine[Any, Any, Fields | None] | None
+"""At once; on its way; on its way with everything after it held; the same by a coroutine; none at all."""
+
+
+async def awaited(answer: Answer) -> Fields | None:
+    """An answer of any kind, for those who have a task."""
+    if answer is None or isinstance(answer, dict):
+        return answer
+    if isinstance(answer, Coroutine):
+        return await answer
+    found: asyncio.Future[Fields | None] = asyncio.get_running_loop().create_future()
+
+    def tell(body: Fields | None, error: Exception | None) -> None:
+        if found.done():
+            return
+        if error is None:
+            found.set_result(body)
+        else:
+            found.set_exception(error)
+
+    answer.start(tell)
+    return await found
+
 
 Handler = Callable[["Desk", Client, Request], Answer]
 
@@ -120,6 +166,9 @@ class Desk:
         self.producers = Producers(vhost.store)
         self._fetch_sessions = itertools.count(1)
         self._names: dict[UUID, str] = {}
+        self._routes: dict[tuple[str, int], Route] = {}
+        self._epoch = -1
+        """Of the topics that names and routes are known of."""
         self.transactions = Transactions(
             self.plane, lambda: self.producers.next_id()[0], clock_ms, decided=self._decided, failed=self._failed
         )
@@ -159,12 +208,10 @@ class Desk:
 
     def topic_name(self, topic_id: UUID) -> str | None:
         """The name of the topic that has this id, None if none does."""
+        self._follow()
         name = self._names.get(topic_id)
         if name is not None:
-            found = self.plane.topics.find(name)
-            if found is not None and found.id == topic_id:
-                return name
-            del self._names[topic_id]
+            return name
         found = self.plane.topics.by_id(topic_id)
         if found is None:
             return None
@@ -172,6 +219,26 @@ class Desk:
             self._names.clear()
         self._names[topic_id] = found.name
         return found.name
+
+    def route(self, name: str, partition: int) -> Route:
+        """As `topic` and `engine` of it, known since the last time if no topic has changed."""
+        self._follow()
+        found = self._routes.get((name, partition))
+        if found is None:
+            topic = self.topic(name)
+            found = Route(topic, *self.engine(topic, partition))
+            if len(self._routes) >= NAMES_MAX:
+                self._routes.clear()
+            self._routes[name, partition] = found
+        return found
+
+    def _follow(self) -> None:
+        """Forget what is known of topics if one has changed."""
+        epoch = self.plane.topics.epoch
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._names.clear()
+            self._routes.clear()
 
     def engine(self, topic: Topic, partition: int) -> tuple[SegmentEngine, int]:
         """Who keeps a partition, and its shard."""

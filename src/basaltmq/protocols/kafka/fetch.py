@@ -25,7 +25,7 @@ from basaltmq.log.kafka import empty_batch, read_header
 from basaltmq.protocols.kafka import errors as e
 from basaltmq.protocols.kafka.api import Request
 from basaltmq.protocols.kafka.arrivals import Wait
-from basaltmq.protocols.kafka.desk import Answer, Client, Desk
+from basaltmq.protocols.kafka.desk import Answer, Client, Desk, Tell
 from basaltmq.protocols.kafka.fetch_session import Plan, plan
 from basaltmq.protocols.kafka.read_ahead import Next
 from basaltmq.protocols.kafka.schema import Fields
@@ -69,7 +69,7 @@ def fetch(desk: Desk, client: Client, request: Request) -> Answer:
         if found.following:
             desk.ahead.prepare(client, found.following)
         return _told(found, planned)
-    return _waited(desk, client, body, found, planned)
+    return _Waiting(desk, client, body, found, planned)
 
 
 def _told(found: _Found, planned: Plan) -> Fields:
@@ -84,28 +84,68 @@ def _is_enough(found: _Found, body: Fields) -> bool:
     return found.has_error or found.size_bytes >= body["min_bytes"]
 
 
-async def _waited(desk: Desk, client: Client, body: Fields, found: _Found, planned: Plan) -> Fields:
-    loop = asyncio.get_running_loop()
-    until = loop.time() + min(body["max_wait_ms"], WAIT_MS_MAX) / 1000
-    while not _is_enough(found, body) and loop.time() < until:
-        came: asyncio.Future[None] = loop.create_future()
+class _Waiting:
+    """A fetch that found too little, until enough has come or its time is over."""
 
-        def wake(came: asyncio.Future[None] = came) -> None:
-            if not came.done():
-                came.set_result(None)
+    __slots__ = ("_body", "_client", "_desk", "_found", "_planned", "_tell", "_until", "_wait")
 
-        wait = Wait(found.shards, body["min_bytes"] - found.size_bytes, wake)
-        desk.arrivals.add(wait)
-        timer = loop.call_at(until, wake)
+    def __init__(self, desk: Desk, client: Client, body: Fields, found: _Found, planned: Plan) -> None:
+        self._desk = desk
+        self._client = client
+        self._body = body
+        self._found = found
+        self._planned = planned
+        self._until = 0.0
+        self._tell: Tell | None = None
+        self._wait: Wait | None = None
+
+    def start(self, tell: Tell) -> None:
+        loop = asyncio.get_running_loop()
+        self._tell = tell
+        self._until = loop.time() + min(self._body["max_wait_ms"], WAIT_MS_MAX) / 1000
+        self._client.deadline.set(self._until, self._look_again)
+        self._await()
+
+    def cancel(self) -> None:
+        self._client.deadline.clear()
+        self._tell = None
+        if self._wait is not None:
+            self._desk.arrivals.remove(self._wait)
+
+    def _await(self) -> None:
+        self._wait = Wait(self._found.shards, self._body["min_bytes"] - self._found.size_bytes, self._wake)
+        self._desk.arrivals.add(self._wait)
+
+    def _wake(self) -> None:
+        # A turn later: batches that come in the same turn are found together, and producers are answered first.
+        asyncio.get_running_loop().call_soon(self._look_again)
+
+    def _look_again(self) -> None:
+        tell = self._tell
+        if tell is None:
+            return
         try:
-            await came
-        finally:
-            timer.cancel()
-            desk.arrivals.remove(wait)
+            is_over = not self._look()
+        except Exception as error:
+            self.cancel()
+            tell(None, error)
+            return
+        if is_over:
+            self.cancel()
+            tell(_told(self._found, self._planned), None)
+
+    def _look(self) -> bool:
+        """Is it to wait on?"""
+        desk, body = self._desk, self._body
+        if self._wait is not None:
+            desk.arrivals.remove(self._wait)
         if not desk.vhost.is_up:
-            break
-        found = _look(desk, client, body, _NOTHING)
-    return _told(found, planned)
+            return False
+        self._found = _look(desk, self._client, body, _NOTHING)
+        if _is_enough(self._found, body) or asyncio.get_running_loop().time() >= self._until:
+            return False
+        self._await()
+        return True
 
 
 def _look(desk: Desk, client: Client, body: Fields, ahead: Mapping[tuple[int, int], Ahead]) -> _Found:
@@ -135,7 +175,7 @@ def _partition(
     answer: Fields = {"partition": partition, "records": b""}
     try:
         client.check(READ, name)
-        engine, shard = desk.engine(desk.topic(name), partition)
+        _, engine, shard = desk.route(name, partition)
         found.shards.append(shard)
         if left <= 0:
             return answer | _marks(engine, shard)

@@ -11,7 +11,7 @@ for its sync do not wait to be appended, so that one sync serves many.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import Final
 
 from basaltmq.broker.permissions import WRITE
 from basaltmq.errors import BasaltError, CorruptionError, StorageError, StoreStalledError
@@ -19,7 +19,7 @@ from basaltmq.log import codecs
 from basaltmq.log.kafka import CONTROL, HEADER_BYTES, MAGIC, TRANSACTIONAL, KafkaHeader, read_header
 from basaltmq.protocols.kafka import errors as e
 from basaltmq.protocols.kafka.api import Request
-from basaltmq.protocols.kafka.desk import Answer, Client, Desk, Later
+from basaltmq.protocols.kafka.desk import Answer, Client, Desk, Later, Tell, awaited
 from basaltmq.protocols.kafka.errors import Refused
 from basaltmq.protocols.kafka.schema import Fields
 from basaltmq.streams.adapter import Append
@@ -46,7 +46,7 @@ def produce(desk: Desk, client: Client, request: Request) -> Answer:
     return _appended(desk, client, request)
 
 
-async def _held(desk: Desk, client: Client, request: Request) -> Any:
+async def _held(desk: Desk, client: Client, request: Request) -> Fields | None:
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def told(reason: str | None) -> None:
@@ -61,8 +61,7 @@ async def _held(desk: Desk, client: Client, request: Request) -> Any:
         return None if request.body["acks"] == 0 else _all_refused(request, e.REQUEST_TIMED_OUT, reason)
     finally:
         stop()
-    answer = _appended(desk, client, request)
-    return await answer.answer if isinstance(answer, Later) else answer
+    return await awaited(_appended(desk, client, request))
 
 
 def _all_refused(request: Request, code: int, message: str | None) -> Fields:
@@ -106,11 +105,10 @@ def _appended(desk: Desk, client: Client, request: Request) -> Fields | Later | 
     body: Fields = {"topics": topics}
     if not waiting:
         return None if acks == 0 else body
-    futures = [engine.confirmed(append) for _, engine, append, _ in waiting if append.durability is Durability.SYNCED]
-    if not futures:
+    if not any(append.durability is Durability.SYNCED for _, _, append, _ in waiting):
         _came(desk, waiting)
         return None if acks == 0 else body
-    return Later(_confirmed(desk, body, waiting, futures))
+    return Later(_Confirming(desk, body, waiting).start)
 
 
 def _append(
@@ -125,8 +123,7 @@ def _append(
 ) -> None:
     raw = asked["records"]
     client.check(WRITE, name)
-    topic = desk.topic(name)
-    engine, shard = desk.engine(topic, asked["index"])
+    topic, engine, shard = desk.route(name, asked["index"])
     header = _checked(raw, request.version, topic.config.record_bytes_max)
     if level is not None and topic.config.level is Durability.MEMORY:
         level = None
@@ -177,16 +174,50 @@ def _checked(raw: bytes | None, version: int, size_bytes_max: int) -> KafkaHeade
     return header
 
 
-async def _confirmed(desk: Desk, body: Fields, waiting: list[Pending], futures: list[asyncio.Future[None]]) -> Fields:
-    for done in await asyncio.gather(*futures, return_exceptions=True):
-        if isinstance(done, BaseException):
-            if isinstance(done, StorageError):
-                desk.vhost.fail(done)
-            for answer, _, _, _ in waiting:
-                answer |= {"error_code": e.code_of(done), "error_message": str(done), "base_offset": -1}
-            return body
-    _came(desk, waiting)
-    return body
+class _Confirming:
+    """Appended batches of a request that wait for their sync."""
+
+    __slots__ = ("_body", "_desk", "_error", "_left", "_tell", "_waiting")
+
+    def __init__(self, desk: Desk, body: Fields, waiting: list[Pending]) -> None:
+        self._desk = desk
+        self._body = body
+        self._waiting = waiting
+        self._left = 0
+        self._error: BaseException | None = None
+        self._tell: Tell | None = None
+
+    def start(self, tell: Tell) -> None:
+        self._tell = tell
+        synced = [(engine, append) for _, engine, append, _ in self._waiting if append.durability is Durability.SYNCED]
+        self._left = len(synced)
+        for engine, append in synced:
+            engine.tell_confirmed(append, self._one)
+
+    def _one(self, error: BaseException | None) -> None:
+        """One of them is durable, or never will be. In the turn of the loop that hears of it; does not raise."""
+        self._left -= 1
+        if error is not None:
+            self._error = error
+        if self._left:
+            return
+        assert self._tell is not None, "a sync was told of before it was asked for"
+        try:
+            self._settle()
+        except Exception as failure:
+            self._tell(None, failure)
+        else:
+            self._tell(self._body, None)
+
+    def _settle(self) -> None:
+        error = self._error
+        if error is None:
+            _came(self._desk, self._waiting)
+            return
+        if isinstance(error, StorageError):
+            self._desk.vhost.fail(error)
+        for answer, _, _, _ in self._waiting:
+            answer |= {"error_code": e.code_of(error), "error_message": str(error), "base_offset": -1}
 
 
 def _came(desk: Desk, waiting: list[Pending]) -> None:

@@ -21,6 +21,7 @@ from basaltmq.protocols.kafka import errors as e
 from basaltmq.protocols.kafka import producers as producers_module
 from basaltmq.protocols.kafka.api import APIS, Request
 from basaltmq.protocols.kafka.configs import topic_config
+from basaltmq.protocols.kafka.deadline import Deadline
 from basaltmq.protocols.kafka.desk import Answer, Client, Desk, Settings
 from basaltmq.protocols.kafka.errors import Refused
 from basaltmq.protocols.kafka.fetch import fetch
@@ -40,6 +41,9 @@ class Anybody:
 
     client_id = host = "anybody"
     fetch_session = None
+
+    def __init__(self) -> None:
+        self.deadline = Deadline()
 
     def unsent_bytes(self) -> int | None:
         return 0

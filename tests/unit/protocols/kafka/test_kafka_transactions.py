@@ -21,7 +21,7 @@ from basaltmq.protocols.kafka import api as k
 from basaltmq.protocols.kafka import errors as e
 from basaltmq.protocols.kafka.api import APIS
 from basaltmq.protocols.kafka.configs import topic_config
-from basaltmq.protocols.kafka.desk import Client, Desk, Settings
+from basaltmq.protocols.kafka.desk import Client, Desk, Settings, awaited
 from basaltmq.protocols.kafka.errors import Refused
 from basaltmq.protocols.kafka.server import handlers
 from basaltmq.protocols.kafka.transactions import IDLE_MS_MAX, TIMEOUT_MS_MAX, Transactions
@@ -78,10 +78,7 @@ class World:
         """As over the wire: what is missing has its default."""
         raw = k.encode_request(key, version, 1, "test", body)
         answer: Any = handlers()[key](self.desk, cast(Client, Anybody()), k.decode_request(raw[4:]))
-        if isinstance(answer, tuple):
-            answer = answer[0]
-        if asyncio.iscoroutine(answer):
-            answer = await answer
+        answer = await awaited(answer)
         encoded = b"".join(k.encode_response(APIS[key], version, 1, answer))
         return k.decode_response(key, version, encoded[4:])[1]
 

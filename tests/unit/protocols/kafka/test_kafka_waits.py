@@ -1,0 +1,179 @@
+"""Fetches that wait, and the one timer a connection has for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from tests.unit.protocols.kafka.test_kafka_desk import Anybody, World, batch_of
+
+from basaltmq.protocols.kafka import api as k
+from basaltmq.protocols.kafka.api import APIS, Request
+from basaltmq.protocols.kafka.deadline import Deadline
+from basaltmq.protocols.kafka.desk import Client, Held
+from basaltmq.protocols.kafka.fetch import fetch
+from basaltmq.protocols.kafka.schema import Fields
+
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path / "store")
+    yield made
+    made.close()
+
+
+def asked(world: World, client: Anybody, offset: int, *, min_bytes: int = 1, max_wait_ms: int = 60_000) -> Held:
+    partition = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
+    body = {
+        "session_id": 0,
+        "session_epoch": -1,
+        "max_wait_ms": max_wait_ms,
+        "min_bytes": min_bytes,
+        "max_bytes": 1 << 20,
+        "isolation_level": 0,
+        "topics": [{"topic": "t", "topic_id": None, "partitions": [partition]}],
+        "forgotten_topics": [],
+    }
+    answer: Any = fetch(world.desk, cast(Client, client), Request(APIS[k.FETCH], 12, 1, None, body))
+    assert not isinstance(answer, dict), "there is something to wait for"
+    return cast(Held, answer)
+
+
+def records_of(body: Fields | None) -> list[bytes]:
+    assert body is not None
+    found: list[bytes] = body["topics"][0]["partitions"][0]["records"]
+    return found
+
+
+class Told:
+    def __init__(self) -> None:
+        self.answers: list[tuple[Fields | None, Exception | None]] = []
+        self.came = asyncio.Event()
+
+    def __call__(self, body: Fields | None, error: Exception | None) -> None:
+        self.answers.append((body, error))
+        self.came.set()
+
+    async def one(self) -> Fields | None:
+        await asyncio.wait_for(self.came.wait(), WAIT_S)
+        ((body, error),) = self.answers
+        assert error is None
+        return body
+
+
+@pytest.mark.spec("B2")
+def test_a_fetch_waits_for_as_much_as_it_asked_for_and_finds_what_came_in_one_turn(world: World) -> None:
+    engine, shard = world.topic("t")
+    one = batch_of(b"one")
+
+    async def run() -> None:
+        client, told = Anybody(), Told()
+        asked(world, client, 0, min_bytes=len(one) + 1).start(told)
+        for _ in range(2):
+            assert not told.answers
+            engine.append_kafka(shard, one)
+            world.desk.arrivals.came(shard, len(one))
+        assert not told.answers, "who appends is not held up"
+        found = records_of(await told.one())
+        assert len(found) == 2
+        assert len(world.desk.arrivals) == 0
+        client.deadline.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.spec("B2")
+def test_a_fetch_that_found_nothing_is_answered_when_its_time_is_over(world: World) -> None:
+    world.topic("t")
+
+    async def run() -> None:
+        client, told = Anybody(), Told()
+        begin = asyncio.get_running_loop().time()
+        asked(world, client, 0, max_wait_ms=30).start(told)
+        assert records_of(await told.one()) == []
+        assert asyncio.get_running_loop().time() >= begin + 0.03
+        assert len(world.desk.arrivals) == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.spec("B2")
+def test_a_fetch_that_nobody_waits_for_any_more_leaves_nothing_behind(world: World) -> None:
+    engine, shard = world.topic("t")
+
+    async def run() -> None:
+        client, told = Anybody(), Told()
+        for has_come in (False, True):
+            waiting = asked(world, client, 0)
+            waiting.start(told)
+            if has_come:
+                engine.append_kafka(shard, batch_of(b"one"))
+                world.desk.arrivals.came(shard, 100)
+            waiting.cancel()
+            assert len(world.desk.arrivals) == 0
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not told.answers
+        client.deadline.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.spec("B2")
+def test_what_goes_wrong_in_a_fetch_that_waited_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.topic("t")
+
+    async def run() -> None:
+        client, told = Anybody(), Told()
+        asked(world, client, 0).start(told)
+        failure = RuntimeError("a bug")
+
+        def fails(*_: Any) -> Any:
+            raise failure
+
+        monkeypatch.setattr("basaltmq.protocols.kafka.fetch._look", fails)
+        world.desk.arrivals.came(world.desk.topic("t").shards[0], 1)
+        await asyncio.wait_for(told.came.wait(), WAIT_S)
+        assert told.answers == [(None, failure)]
+        client.deadline.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.spec("B2")
+def test_a_timer_serves_many_waits_one_after_the_other_and_none_is_called_early() -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        made: list[float] = []
+        real = loop.call_at
+
+        def counting(when: float, *args: Any, **more: Any) -> asyncio.TimerHandle:
+            made.append(when)
+            return real(when, *args, **more)
+
+        loop.call_at = counting  # type: ignore[method-assign,assignment]
+        deadline = Deadline()
+        called = asyncio.Event()
+        for _ in range(100):
+            deadline.set(loop.time() + WAIT_S, called.set)
+            deadline.clear()
+        assert len(made) == 1
+        at = loop.time() + 0.02
+        deadline.set(at + 0.01, called.set)
+        deadline.set(at, called.set)
+        deadline.set(at + 0.01, called.set)
+        await asyncio.wait_for(called.wait(), WAIT_S)
+        assert loop.time() >= at + 0.01
+        called.clear()
+        deadline.set(loop.time(), called.set)
+        deadline.clear()
+        await asyncio.sleep(0.01)
+        assert not called.is_set()
+        deadline.close()
+
+    asyncio.run(run())
