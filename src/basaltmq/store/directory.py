@@ -124,7 +124,8 @@ def read_marker(path: Path) -> Marker | None:
     except FileNotFoundError:
         return None
     except NotADirectoryError:
-        raise NotAStoreError(f"{path} is a file; a store is a directory") from None
+        file = next((each for each in (path, *path.parents) if each.exists()), path)
+        raise NotAStoreError(f"{file} is a file; a store is a directory") from None
     except IsADirectoryError:
         raise NotAStoreError(f"{path / MARKER} is a directory; in a store it is a file") from None
     except OSError as error:

@@ -80,6 +80,7 @@ def test_nothing_there_and_nothing_to_be_created(tmp_path: Path) -> None:
 def test_a_file_is_not_a_store(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("hello")
     refused(tmp_path / "file", NotAStoreError, "is a file")
+    refused(tmp_path / "file" / "below", NotAStoreError, f"{tmp_path / 'file'} is a file")
 
 
 def test_somebody_elses_directory_is_not_a_store(tmp_path: Path) -> None:
