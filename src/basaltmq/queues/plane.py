@@ -162,7 +162,7 @@ class QueuePlane:
         self._changes.sync()
 
     def update(self, config: QueueConfig) -> None:
-        """Give a queue another configuration. What is in it stays as it is."""
+        """Give a queue another configuration. Its messages stay, but for those tighter limits have no room for."""
 
         def change_it(change: Change) -> None:
             queue = self._queue(config.name)
@@ -179,6 +179,7 @@ class QueuePlane:
                 change.after(lambda: queue.configure(config, hooks))
             else:
                 change.after(lambda: self._loaded.unload(config.name))
+            change.after(lambda: self._due.note_over_limit(config.name))
 
         self._changes.do(change_it)
         self._changes.sync()

@@ -17,7 +17,7 @@ from basaltmq.errors import (
     StoreStalledError,
     TransactionError,
 )
-from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.queues.config import Durability, Overflow, QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.families import Family
@@ -487,6 +487,19 @@ def test_a_priority_queue_cannot_lose_its_priorities_while_it_has_messages(
     assert plane.get(queue).ttl_ms == 5
     plane.enqueue(queue, [b"y"])
     assert payloads(plane, queue) == [b"y"]
+
+
+@pytest.mark.spec("E7")
+def test_a_queue_that_gets_tighter_limits_drops_its_head_and_one_that_refuses_keeps_what_it_has(
+    plane: QueuePlane, make: Callable[..., str]
+) -> None:
+    dropping, refusing = make("dropping"), make("refusing")
+    for queue in (dropping, refusing):
+        plane.enqueue(queue, [b"%d" % each for each in range(5)])
+    plane.update(QueueConfig(name=dropping, length_max=2))
+    plane.update(QueueConfig(name=refusing, length_max=2, overflow=Overflow.REJECT_PUBLISH))
+    assert payloads(plane, dropping) == [b"3", b"4"]
+    assert len(payloads(plane, refusing)) == 5
 
 
 def test_bad_arguments_are_refused_and_nothing_is_lost(plane: QueuePlane, make: Callable[..., str]) -> None:
