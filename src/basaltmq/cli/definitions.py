@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 import click
 import msgspec
 
 from basaltmq.cli.api_client import ApiClient, path, with_api
 from basaltmq.cli.output import show
+
+LEFT_OUT: Final = 2
+"""The exit code of an import that did not take everything."""
 
 vhost_option = click.option("--vhost", help="Of one virtual host; else of the whole broker.")
 
@@ -37,8 +40,14 @@ def export_definitions(api: ApiClient, target: BinaryIO, vhost: str | None) -> N
 @vhost_option
 @with_api
 def import_definitions(api: ApiClient, source: BinaryIO, vhost: str | None) -> None:
-    """Make what SOURCE (default: stdin) says, as exported here or by `rabbitmqctl export_definitions`."""
+    """Make what SOURCE (default: stdin) says, as exported here or by `rabbitmqctl export_definitions`.
+
+    Exit code 2 if something was left out.
+    """
     done: dict[str, Any] = api.call("POST", _where(vhost), source.read(), long=True)
-    show([{"kind": kind, "taken": count} for kind, count in done["imported"].items()], as_json=False)
+    rows = [{"kind": kind, "taken": count} for kind, count in done["imported"].items()]
+    show(rows, as_json=False, empty="nothing was taken")
     for line in done["skipped"]:
         click.echo(f"left out: {line}", err=True)
+    if done["skipped"]:
+        raise SystemExit(LEFT_OUT)

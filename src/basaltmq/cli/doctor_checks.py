@@ -5,9 +5,12 @@ A check never changes anything but for one small file it writes and removes in t
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import ctypes.util
 import enum
+import errno
+import fcntl
 import importlib.metadata
 import os
 import resource
@@ -23,7 +26,9 @@ from typing import Final, NamedTuple
 from basaltmq.broker.config import MIB, ByteCount, Config
 from basaltmq.broker.memory_limit import memory_bytes
 from basaltmq.broker.tls import expires_at_s
+from basaltmq.broker.vhost_directory import VHostDirectories
 from basaltmq.errors import BasaltError
+from basaltmq.store.directory import LOCK
 
 DAY_S: Final = 86_400
 EXPIRY_WARN_DAYS: Final = 21
@@ -39,6 +44,9 @@ NAME_SERVICE_EPOCH_S: Final = 1_735_689_600
 
 CLOCK_NOT_SYNCED: Final = 5
 """TIME_ERROR of adjtimex(2)."""
+
+LISTEN: Final = "0A"
+"""TCP_LISTEN in /proc/net/tcp."""
 
 NETWORK_SYSTEMS: Final = {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs"}
 MEMORY_SYSTEMS: Final = {"tmpfs", "ramfs"}
@@ -85,7 +93,21 @@ def packages(config: Config) -> Iterator[Finding]:
     yield Finding("packages", State.OK, ", ".join(found))
 
 
+def holder_of(store: Path) -> str | None:
+    """The process that has a store open for writing; None if nobody has."""
+    try:
+        with open(store / LOCK, "rb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return lock.read(64).decode("ascii", "replace").strip() or "unknown"
+    except OSError:
+        return None
+    return None
+
+
 def ports(config: Config) -> Iterator[Finding]:
+    holder = holder_of(VHostDirectories(config.data_dir).node_store)
     for name, host, port in config.endpoints():
         if port == 0:
             continue
@@ -95,10 +117,30 @@ def ports(config: Config) -> Iterator[Finding]:
             try:
                 probe.bind((host, port))
             except OSError as error:
+                if error.errno == errno.EADDRINUSE and holder is not None and _listens(holder, port):
+                    yield Finding("ports", State.OK, f"{name} {host}:{port} is the running broker's, process {holder}")
+                    continue
                 advice = f"stop what uses it (ss -ltnp 'sport = :{port}'), or set {name}.port"
                 yield Finding("ports", State.WARN, f"{name} {host}:{port}: {error.strerror}", advice)
             else:
                 yield Finding("ports", State.OK, f"{name} {host}:{port} is free")
+
+
+def _listens(process: str, port: int) -> bool:
+    """Whether a process has a socket that listens on a port, as far as this user may know."""
+    inodes = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                    inodes.add(f"socket:[{fields[9]}]")
+    with contextlib.suppress(OSError):
+        for descriptor in os.listdir(f"/proc/{process}/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/{process}/fd/{descriptor}") in inodes:
+                    return True
+    return False
 
 
 def files(config: Config) -> Iterator[Finding]:

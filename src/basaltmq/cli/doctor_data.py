@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from basaltmq.broker.config import Config
 from basaltmq.broker.vhost_directory import QUARANTINE, STORE, VHOSTS, VHostDirectories, read_name
-from basaltmq.cli.doctor_checks import Finding, State
+from basaltmq.cli.doctor_checks import Finding, State, holder_of
 from basaltmq.embedded.database import LOG
 from basaltmq.errors import BasaltError
 from basaltmq.log.verify import verify_log
-from basaltmq.store.directory import LOCK, read_marker
+from basaltmq.store.directory import read_marker
 from basaltmq.store.verify import verify as verify_store
 
 CHECK = "data"
-
-
-def holder_of(store: Path) -> str | None:
-    """The process that has a store open for writing; None if nobody has."""
-    try:
-        with open(store / LOCK, "rb") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return lock.read(64).decode("ascii", "replace").strip() or "unknown"
-    except OSError:
-        return None
-    return None
 
 
 def data(config: Config, *, verify: bool) -> Iterator[Finding]:

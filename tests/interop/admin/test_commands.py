@@ -148,7 +148,7 @@ def test_definitions_go_out_and_in(basalt: Run) -> None:
     assert "queues" in done.stdout
     assert "kept" in basalt("queue", "list").stdout
     basalt("queue", "delete", "kept", "--yes")
-    told = basalt("definitions", "import", stdin='{"queues": [{"name": "x", "vhost": "no"}]}')
+    told = basalt("definitions", "import", stdin='{"queues": [{"name": "x", "vhost": "no"}]}', code=2)
     assert "left out: queue 'x'" in told.stderr
 
 

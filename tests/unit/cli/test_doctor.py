@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from collections import namedtuple
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from basaltmq.broker.vhost_directory import VHostDirectories
 from basaltmq.cli import doctor_checks
 from basaltmq.cli.main import main
 from basaltmq.store.open import open_store
@@ -50,6 +53,17 @@ def test_people_get_a_line_for_each_and_what_to_do(tmp_path: Path) -> None:
     assert f"amqp 127.0.0.1:{port}: Address already in use" in result.stdout
     assert "-> stop what uses it" in result.stdout
     assert "to look at" in result.stdout.splitlines()[-1]
+
+
+def test_a_port_that_the_running_broker_of_this_data_uses_is_no_trouble(tmp_path: Path) -> None:
+    words = ["doctor", f"--data-dir={tmp_path}", *FREE[1:]]
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        closing(open_store(VHostDirectories(tmp_path).node_store)),
+    ):
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(main, [*words, f"--amqp-port={port}"])
+    assert f"ok    ports       amqp 127.0.0.1:{port} is the running broker's, process {os.getpid()}" in result.stdout
 
 
 def test_a_full_disk_is_something_to_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
