@@ -49,7 +49,7 @@ def compact(emit: Emit, path: str, producer: int) -> None:
     """Send, write the row, compact; the log is durable, and of the store what compaction made so."""
     world = World(Path(path))
     engine, shard, producers = _sent(world, producer)
-    producers.settle_compacted()
+    producers.settle(shard)
     _compacted(emit, engine, shard)
     _sync_log(engine)
     _await_the_end(emit)

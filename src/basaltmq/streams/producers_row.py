@@ -4,18 +4,21 @@
                | producer id i64 | epoch i16 | batches u8 | (first sequence i32 | last sequence i32 | offset i64)* |
 
 The row knows of every batch below its next offset; those behind it say so themselves, in their headers. Compaction
-makes frames without such headers, so it brings the row up to where it will go (`known_to`): a producer that sends a
-batch again after a crash is told where it is, though the batch was compacted meanwhile.
+makes frames without such headers, and retention takes them away, so either brings the row up to where it will go
+(`known_to`): a producer that sends a batch again after a crash is told where it is, though it was compacted meanwhile,
+and one that goes on is known, though all it sent is gone.
 
 A power loss keeps of the log what was synced, and of the rows what was: either may be ahead of the other. A row that is
-behind, or lost, costs a look at more headers (`recover`); so compaction syncs it before headers go. One that is
-ahead tells of batches that are gone, whose offsets others may be given. It is dropped when its shard is first touched,
-before anything is appended (`drop_ahead`), durably: later nothing would show that it is wrong.
+behind, or lost, costs a look at more headers (`recover`); so it is synced before headers go. One that is ahead tells of
+batches that are gone, whose offsets others may be given. They are taken out of it when its shard is first touched,
+before anything is appended (`take_back`), durably: later nothing would show that it is wrong. They may have pushed out
+older ones that are still there, so the headers of the last UNKNOWN_REREAD offsets are looked at again.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from operator import itemgetter
 from struct import Struct as Layout
 from struct import error as struct_error
 from typing import TYPE_CHECKING, Final
@@ -35,7 +38,7 @@ BATCHES_KEPT: Final = 5
 """A producer has at most five requests under way."""
 
 UNKNOWN_REREAD: Final = 10_000
-"""Offsets read again at most where no row says where to begin."""
+"""Offsets read again at most where no row says where to begin, or one was ahead."""
 
 SEQUENCE_MASK: Final = 0x7FFFFFFF
 ROW_VERSION: Final = 1
@@ -61,6 +64,17 @@ class Producer:
             self.batches.clear()
         last = (header.base_sequence + header.last_offset_delta) & SEQUENCE_MASK
         self.batches.append((header.base_sequence, last, base_offset))
+
+    def found(self, header: KafkaHeader) -> None:
+        """A batch of the log, which may be known, or older than those that are."""
+        offset = header.base_offset
+        if not self.batches or offset > self.batches[-1][2]:
+            self.took(header, offset)
+        elif header.producer_epoch == self.epoch and all(offset != known for _, _, known in self.batches):
+            last = (header.base_sequence + header.last_offset_delta) & SEQUENCE_MASK
+            known = sorted([*self.batches, (header.base_sequence, last, offset)], key=itemgetter(2))
+            self.batches.clear()
+            self.batches.extend(known)
 
 
 Known = OrderedDict[int, Producer]
@@ -106,21 +120,30 @@ def recover(reader: SegmentReader, shard: int, raw: bytes | None, end: int = OFF
     for header in reader.producers_batches(shard, max(at, state.start_offset)):
         if header.base_offset >= end:
             break
-        producer = known.setdefault(header.producer_id, Producer(header.producer_epoch))
-        producer.took(header, header.base_offset)
+        known.setdefault(header.producer_id, Producer(header.producer_epoch)).found(header)
     return known
 
 
-def drop_ahead(store: Store, shard: int, next_offset: int) -> None:
-    """Drop a shard's row if it tells of batches that a power loss took. Before anything is appended."""
+def take_back(store: Store, shard: int, next_offset: int) -> None:
+    """Take what a power loss took out of a shard's row. Before anything is appended."""
     key = keys.producers_key(shard)
     raw = store.get(Family.PRODUCERS, key)
-    if raw is not None and len(raw) >= _HEAD.size and _HEAD.unpack_from(raw)[1] > next_offset:
-        # One that cannot be read is left to those who need it, and say so.
-        batch = Batch()
-        batch.delete(Family.PRODUCERS, key)
-        store.write(batch)
-        store.sync()
+    if raw is None or len(raw) < _HEAD.size or _HEAD.unpack_from(raw)[1] <= next_offset:
+        return
+    try:
+        _, known = decode_row(raw)
+    except CorruptionError:
+        # It is left to those who need it, and say so.
+        return
+    for producer_id, producer in list(known.items()):
+        while producer.batches and producer.batches[-1][2] >= next_offset:
+            producer.batches.pop()
+        if not producer.batches:
+            del known[producer_id]
+    batch = Batch()
+    batch.put(Family.PRODUCERS, key, encode_row(max(0, next_offset - UNKNOWN_REREAD), known))
+    store.write(batch)
+    store.sync()
 
 
 def _head(raw: bytes) -> tuple[int, int]:

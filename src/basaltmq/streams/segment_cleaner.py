@@ -177,7 +177,32 @@ class SegmentCleaner:
             start = start_offset_after(
                 meta.config, state.start_offset, state.kept, state.size_bytes, self._oldest(state), now_ms
             )
+        # Nobody else looks into frames for long while the shard waits. It may grow meanwhile: no reason to take less.
+        self.settle_trimmed(state, start)
+        with state.lock:
+            state.require()
             return self._engine.trim(state, meta.config, start)
+
+    def settle_trimmed(self, state: SegmentShard, start: int) -> None:
+        """Have a row tell of producers' batches below `start`, which are about to go. Not under the shard's lock.
+
+        The sync that comes before they go makes it durable. Without a row there is nothing to tell, unless a power loss
+        took it: then it is known again when its producer comes, as far as the log goes.
+        """
+        if start <= state.start_offset:
+            return
+        key = keys.producers_key(state.number)
+        raw = self._store.get(Family.PRODUCERS, key)
+        if raw is None or known_to(raw) >= start:
+            return
+        row = encode_row(start, recover(self._engine, state.number, raw, start))
+        with state.lock:
+            state.require()
+            # Whoever knows the producers may have written another, which knows more.
+            if self._store.get(Family.PRODUCERS, key) == raw:
+                batch = Batch()
+                batch.put(Family.PRODUCERS, key, row)
+                self._store.write(batch)
 
     def _oldest(self, state: SegmentShard) -> Iterator[Extent]:
         skipped = state.skipped

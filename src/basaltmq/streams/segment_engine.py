@@ -85,7 +85,7 @@ from basaltmq.streams.index_rows import (
 )
 from basaltmq.streams.leaders import HERE, Leaders
 from basaltmq.streams.offsets import Offsets
-from basaltmq.streams.producers_row import drop_ahead
+from basaltmq.streams.producers_row import take_back
 from basaltmq.streams.segment_batches import DELTA_MAX, as_columns, offset_runs
 from basaltmq.streams.segment_cleaner import SegmentCleaner
 from basaltmq.streams.segment_read import index_of, offset_at
@@ -431,6 +431,7 @@ class SegmentEngine(SegmentReader):
         self._require_leader(shard)
         config = self._own(shard).config
         state = self._states.get(shard)
+        self._cleaner.settle_trimmed(state, min(offset, state.high_watermark))
         with state.lock:
             state.require()
             self.trim(state, config, min(offset, state.high_watermark))
@@ -585,7 +586,7 @@ class SegmentEngine(SegmentReader):
             state.undecided = self.index.outcomes.undecided(shard)
         if self.lanes:
             # Before, the index is still behind the log.
-            drop_ahead(self._store, shard, state.next_offset)
+            take_back(self._store, shard, state.next_offset)
         return state
 
 

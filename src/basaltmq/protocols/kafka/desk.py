@@ -10,14 +10,13 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Coroutine, Iterable
-from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol
 from uuid import UUID
 
 from basaltmq.broker.guard import Guard
 from basaltmq.broker.node import Node
 from basaltmq.broker.vhost import VHost
-from basaltmq.errors import BasaltError, InvalidConfigError, ShardNotFoundError, TopicNotFoundError
+from basaltmq.errors import InvalidConfigError, ShardNotFoundError, TopicNotFoundError
 from basaltmq.protocols.kafka.api import Request
 from basaltmq.protocols.kafka.arrivals import Arrivals
 from basaltmq.protocols.kafka.consumer_groups import ConsumerGroups
@@ -38,9 +37,6 @@ NODE_ID: Final = 1
 
 UNKNOWN_BYTES: Final = 1 << 30
 """Said where it is not known how much more can be read: whoever waits looks."""
-
-PRODUCERS_S: Final = 10.0
-"""Between two times that what is known of producers is written down for compaction, which waits for it."""
 
 NAMES_MAX: Final = 10_000
 """Names of topics remembered by their ids, or their shards."""
@@ -175,27 +171,16 @@ class Desk:
         with self.guard():
             self.transactions.recover()
         self._stop_listening = vhost.streams.on_visible(self._came)
-        self._settling: asyncio.TimerHandle | None = None
-        with suppress(RuntimeError):
-            # Without a loop nothing is served, and nothing comes to be settled.
-            self._settling = asyncio.get_running_loop().call_later(PRODUCERS_S, self._settle)
 
     def close(self) -> None:
         self._stop_listening()
         self.ahead.close()
-        if self._settling is not None:
-            self._settling.cancel()
         self.groups.close()
         self.consumer_groups.close()
         self.transactions.close()
         if self.vhost.is_up:
             with self.guard():
                 self.producers.close()
-
-    def _settle(self) -> None:
-        with suppress(BasaltError), self.guard():
-            self.producers.settle_compacted()
-        self._settling = asyncio.get_running_loop().call_later(PRODUCERS_S, self._settle) if self.vhost.is_up else None
 
     def guard(self) -> Guard:
         return Guard(self.vhost)

@@ -9,10 +9,9 @@ the batches, and through a row per shard that says where in the log to begin rea
     0      ->  | first id not given out u64 |
     shard  ->  see `streams.producers_row`
 
-The row is written before a shard's first idempotent batch in a process, then every ROW_EVERY of them, and goes with its
-shard. Compaction needs it up to date; of a shard that is compacted it is written every so often, too, which spares
-compaction the headers, and before records are deleted. Ids are given out in blocks, durable before use: none is given
-out twice.
+The row is written before a shard's first idempotent batch in a process, then every ROW_EVERY of them and before
+records are deleted; it goes with its shard. Compaction and retention bring it up to date themselves. Ids are given out
+in blocks, durable before use: none is given out twice.
 """
 
 from __future__ import annotations
@@ -129,15 +128,6 @@ class Producers:
         loaded = self._shards.get(shard)
         if loaded is not None and loaded.since_row:
             self._write_row(shard, loaded)
-
-    def settle_compacted(self) -> None:
-        """Spare compaction the headers of what is known here."""
-        for shard, loaded in list(self._shards.items()):
-            try:
-                if loaded.since_row and loaded.engine.config_of(shard).compact:
-                    self._write_row(shard, loaded)
-            except ShardNotFoundError:
-                continue
 
     def close(self) -> None:
         """Write the rows of shards that have gone on."""

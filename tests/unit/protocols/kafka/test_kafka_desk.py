@@ -32,7 +32,7 @@ from basaltmq.store.families import Family
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore
 from basaltmq.streams.durability import Durability
-from basaltmq.streams.producers_row import Known, Producer, decode_row, encode_row, known_to
+from basaltmq.streams.producers_row import Known, Producer, decode_row, encode_row, known_to, recover, take_back
 from basaltmq.streams.segment_engine import SegmentEngine
 
 
@@ -241,23 +241,93 @@ def test_a_topic_goes_on_being_compacted_when_its_idempotent_producer_is_gone(wo
 
 def test_compaction_goes_on_when_what_is_known_is_written_down(world: World) -> None:
     engine, shard = world.topic("settled", ("cleanup.policy", "compact"))
-    plain, other = world.topic("plain")
     producers = Producers(world.store)
     pid, _ = producers.next_id()
-    for each, number in ((engine, shard), (plain, other)):
-        for sequence in range(3):
-            raw = batch_of(b"%d" % sequence, producer=(pid, 0, sequence), key=b"same")
-            producers.check(each, number, read_header(raw))
-            producers.appended(number, read_header(raw), each.append_kafka(number, raw).base_offset)
-    producers.settle_compacted()
-    rows = [world.store.get(Family.PRODUCERS, keys.producers_key(number)) for number in (shard, other)]
-    assert [known_to(row) for row in rows if row is not None] == [3, 0]
+    sent(producers, engine, shard, pid, range(3))
+    producers.settle(shard)
+    assert row_end(world, shard) == 3
     engine.retain(1_700_000_000_000)
     assert [record.value for record in engine.read_by_offset(shard, 0).records()] == [b"2"]
-    producers.settle(other)
-    row = world.store.get(Family.PRODUCERS, keys.producers_key(other))
-    assert row is not None
-    assert known_to(row) == 3
+
+
+def sent(producers: Producers, engine: SegmentEngine, shard: int, pid: int, sequences: range) -> list[bytes]:
+    """Batches of one record, all with the same key, appended."""
+    batches = [batch_of(b"%d" % sequence, producer=(pid, 0, sequence), key=b"same") for sequence in sequences]
+    for raw in batches:
+        assert producers.check(engine, shard, read_header(raw)) is None
+        producers.appended(shard, read_header(raw), engine.append_kafka(shard, raw).base_offset)
+    return batches
+
+
+def row_end(world: World, shard: int) -> int:
+    raw = world.store.get(Family.PRODUCERS, keys.producers_key(shard))
+    assert raw is not None
+    return known_to(raw)
+
+
+@pytest.mark.spec("B10")
+@pytest.mark.parametrize("how", ["retention", "delete"])
+def test_a_producer_is_known_after_a_restart_though_all_it_sent_is_gone(world: World, how: str) -> None:
+    engine, shard = world.topic("short", ("retention.bytes", "0"))
+    producers = Producers(world.store)
+    pid, _ = producers.next_id()
+    before = sent(producers, engine, shard, pid, range(7))
+    engine.append_kafka(shard, batch_of(b"somebody else's"))
+    assert row_end(world, shard) == 0, "the row was written before the first batch, and is behind"
+    if how == "retention":
+        engine.retain(1_700_000_000_000)
+    else:
+        assert engine.delete_records_before(shard, 8) == 8
+    assert engine.shard_info(shard).start_offset == 8
+    # As after a kill: what was known in memory is not written.
+    again = Producers(world.store)
+    assert [again.check(engine, shard, read_header(raw)) for raw in before[2:]] == [2, 3, 4, 5, 6]
+    with pytest.raises(Refused):
+        again.check(engine, shard, read_header(batch_of(b"9", producer=(pid, 0, 9))))
+    assert again.check(engine, shard, read_header(batch_of(b"7", producer=(pid, 0, 7)))) is None
+
+
+def test_what_goes_leaves_a_row_alone_that_knows_more(world: World) -> None:
+    engine, shard = world.topic("known")
+    producers = Producers(world.store)
+    pid, _ = producers.next_id()
+    sent(producers, engine, shard, pid, range(3))
+    producers.settle(shard)
+    row = world.store.get(Family.PRODUCERS, keys.producers_key(shard))
+    assert engine.delete_records_before(shard, 2) == 2
+    assert world.store.get(Family.PRODUCERS, keys.producers_key(shard)) == row
+
+
+@pytest.mark.promise("P1")
+def test_a_row_that_is_ahead_of_its_log_keeps_what_the_log_has(world: World) -> None:
+    engine, shard = world.topic("ahead")
+    producers = Producers(world.store)
+    pid, _ = producers.next_id()
+    other, _ = producers.next_id()
+    gone, _ = producers.next_id()
+    batches = sent(producers, engine, shard, pid, range(6))
+    end = engine.shard_info(shard).next_offset
+    ahead = Known({pid: Producer(0), other: Producer(0), gone: Producer(0)})
+    # Two batches more than the log has pushed out older ones; of another nothing but lost ones is known.
+    ahead[pid].batches.extend([(3, 3, 3), (4, 4, 4), (5, 5, 5), (6, 6, 6), (7, 7, 7)])
+    ahead[other].batches.extend([(0, 0, 8)])
+    ahead[gone].batches.extend([(8, 8, end - 1), (9, 9, end)])
+    batch = Batch()
+    batch.put(Family.PRODUCERS, keys.producers_key(shard), encode_row(9, ahead))
+    world.store.write(batch)
+    take_back(world.store, shard, end)
+    raw = world.store.get(Family.PRODUCERS, keys.producers_key(shard))
+    assert raw is not None
+    known = recover(engine, shard, raw)
+    assert {number: list(each.batches) for number, each in known.items()} == {
+        pid: [(at, at, at) for at in range(1, 6)],
+        gone: [(8, 8, end - 1)],
+    }
+    again = Producers(world.store)
+    assert again.check(engine, shard, read_header(batches[1])) == 1
+    assert again.check(engine, shard, read_header(batch_of(b"6", producer=(pid, 0, 6)))) is None
+    take_back(world.store, shard, end)
+    assert again.check(engine, shard, read_header(batch_of(b"6", producer=(pid, 0, 6)))) is None
 
 
 def test_sequences_go_round_at_their_largest(world: World) -> None:
