@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from pathlib import Path
 from uuid import UUID
 
+import pytest
 from tests.crash.faults import attempt
 from tests.crash.harness import Emit, Shim
 
@@ -29,12 +32,12 @@ OPTIONS = LaneOptions(segment_bytes=96 << 10, ring_bytes=64 << 10, ring_after=1,
 class Streams:
     """An engine with one shard, as an application has it."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, options: LaneOptions = OPTIONS) -> None:
         self.store = open_store(base / "store")
         self.watermarks = Watermarks(self.store)
         shards = Shards(self.store, _now_ms)
         offsets = PersistentOffsets(self.store, self.watermarks.group, _now_ms)
-        self.engine = SegmentEngine(self.store, shards, offsets, _now_ms, path=base / "log", options=OPTIONS)
+        self.engine = SegmentEngine(self.store, shards, offsets, _now_ms, path=base / "log", options=options)
         found = shards.number_of(UUID(int=1), 0)
         if found is None:
             spec = ShardSpec(UUID(int=1), 0, Engine.SEGMENT, ShardConfig(durability=Durability.SYNCED))
@@ -90,6 +93,34 @@ def fill(emit: Emit, path: str, control: str, ops: str, pattern: str, code: int,
     attempt(emit, "closing", streams.engine.close)
     streams.watermarks.close()
     streams.store.close()
+    _look(emit, base, confirmed)
+
+
+def doubt(emit: Emit, path: str, control: str, size_bytes: int) -> None:
+    """Have the sync of a segment fail, heal the disk, open again and say what the start has written again."""
+    base = Path(path)
+    shim = Shim(base.parent, Path(control))
+    streams = Streams(base, LaneOptions(ring_bytes=0))
+    confirmed = {streams.append(number, size_bytes): number for number in range(CONFIRMED)}
+    shim.fail("fdatasync", "*.log", errno.EIO)
+    attempt(emit, "sync", lambda: streams.append(CONFIRMED, size_bytes))
+    shim.heal()
+    attempt(emit, "closing", streams.engine.close)
+    streams.watermarks.close()
+    streams.store.close()
+    again: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        real = os.pwrite
+
+        def pwrite(fd: int, data: bytes, at: int) -> int:
+            if os.readlink(f"/proc/self/fd/{fd}").endswith(".log"):
+                again.append(len(data))
+            return real(fd, data, at)
+
+        patch.setattr(os, "pwrite", pwrite)
+        streams = Streams(base)
+    emit(f"again {sum(again)}")
+    streams.close()
     _look(emit, base, confirmed)
 
 

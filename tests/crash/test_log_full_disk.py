@@ -15,11 +15,14 @@ SMALL, LARGE = 200, 4000
 
 
 def run(forge: Forge, tmp_path: Path, ops: str, pattern: str, code: int, *, half: bool, size: int) -> dict[str, str]:
+    return child(forge, tmp_path, "fill", ops, pattern, code, int(half), size)
+
+
+def child(forge: Forge, tmp_path: Path, what: str, *args: str | int) -> dict[str, str]:
     path = tmp_path / "home" / "base"
     path.mkdir(parents=True)
     shim = Shim.beside(path.parent)
-    args = (str(path), str(shim.control), ops, pattern, code, int(half), size)
-    said = forge.run("tests.crash.log_faults:fill", *args, shim=shim)
+    said = forge.run(f"tests.crash.log_faults:{what}", str(path), str(shim.control), *args, shim=shim)
     print("\n".join(said))
     return {name: rest for name, _, rest in (line.partition(" ") for line in said)}
 
@@ -60,3 +63,14 @@ def test_a_log_does_without_what_is_only_for_speed_or_for_others(forge: Forge, t
     assert said["closing"] == "fine", said
     assert said["lost"] == "0"
     assert said["goes"] == "on True"
+
+
+@pytest.mark.promise("P1", "P3")
+def test_what_a_failed_sync_was_about_is_written_again_by_the_next_start(forge: Forge, tmp_path: Path) -> None:
+    # It is in the page cache, is shown, and no later sync would bring it to the disk.
+    said = child(forge, tmp_path, "doubt", LARGE)
+    assert "Input/output error" in said["sync"], said
+    assert LARGE <= int(said["again"]) < 2 * LARGE, said
+    assert said["lost"] == "0", said
+    assert said["damages"] == "0", said
+    assert said["goes"] == "on True", said

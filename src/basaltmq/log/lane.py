@@ -22,7 +22,9 @@ that takes too long, or there is more to sync than was gathered, `secure` is a `
 of it is synced in its segment.
 
 Any error of a write or a sync poisons the lane: how much reached the file is not known, and only recovery can tell. The
-bytes of a failed append are never referred to and are cut off at the next start.
+bytes of a failed append are never referred to and are cut off at the next start. After a failed sync the page cache
+shows what no disk may have, and a later sync says nothing; so what was not synced is left in doubt, and `settle` writes
+it again at the next start.
 
 Rolling: by size, so that cleaning can drop files, and by age, so that a quiet lane's old records can go. Age is told by
 the clock given; one that goes back only makes a segment younger. Budget of `append`: 2 us around the writev.
@@ -54,6 +56,7 @@ from basaltmq.log.segment import (
     create_segment,
     list_segments,
     make_directory,
+    write_again,
     write_on,
 )
 from basaltmq.store.directory import os_error, sync_directory, write_durably
@@ -365,7 +368,8 @@ class Lane:
                     return
                 self._write_gathered()
                 taken = held.taken
-                fd = os.dup(self._fd)
+                # Of its own: an error is told once to each file that is open, and a sync must hear of it too.
+                fd = os.open(self._active.path, os.O_WRONLY | os.O_CLOEXEC)
             try:
                 os.fdatasync(fd)
             finally:
@@ -473,17 +477,23 @@ class Lane:
     def settle(self) -> None:
         """Make durable what was found at the start: a process that crashed may have left it in the page cache only.
 
-        Costs a descriptor and a call per segment; where nothing is dirty the disk is not touched.
+        Costs a descriptor and a call per segment; where nothing is dirty the disk is not touched. What a failed sync
+        has left in doubt (see `committed`) is written again.
         """
+        doubted = self._committed.doubted_from
         for segment in self.segments():
+            is_doubted = doubted is not None and segment.end > doubted
             try:
-                fd = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
+                fd = os.open(segment.path, (os.O_RDWR if is_doubted else os.O_RDONLY) | os.O_CLOEXEC)
                 try:
+                    if doubted is not None and is_doubted:
+                        write_again(fd, max(0, doubted - segment.start), segment.size_bytes)
                     os.fdatasync(fd)
                 finally:
                     os.close(fd)
             except OSError as error:
                 raise self._failed(error, segment.path) from error
+        self._committed.believe()
         self.sync()
 
     def delete(self, segment: Segment) -> None:
@@ -514,6 +524,7 @@ class Lane:
             self._error = StorePoisonedError(
                 f"the lane {self.path} stopped after an I/O error and must be opened again: {error}"
             )
+            self._committed.doubt(self._synced_position)
 
     def close(self) -> None:
         """Sync and let go, unless the lane is poisoned. Closing twice is fine."""

@@ -18,9 +18,16 @@ that is torn damages only what nobody was promised.
 After a crash `replay` puts every entry that is whole where it belongs. That is right for old ones too: a position is
 given out once while a ring lives, so what an entry says about it is what the segment must say. It is written even where
 the segment reads so already: after a sync that failed, the page cache shows what the disk may never have got, and
-another sync would find nothing to do. The ring is removed when
-a lane is opened, after its frames are durable in their segments and before anything is appended, and at a clean close.
-An entry that is damaged is a loss only if its segment lost the frames too, and is found there like any other.
+another sync would find nothing to do.
+
+A write that is torn may leave the head of an old entry before frames of a later one, or the other way round, and where
+their bodies are the same, each frame still matches its checksum. So offsets of a shard have to rise within an entry,
+and one whose place in its segment holds other whole frames is passed over: an entry is written over only when its own
+are durable there.
+
+The ring is removed when a lane is opened, after its frames are durable in their segments and before anything is
+appended, and at a clean close. An entry that is damaged is a loss only if its segment lost the frames too, and is found
+there like any other.
 
 An entry is written and synced by one call (RWF_DSYNC): between two, another thread may take the interpreter's lock.
 Where there is no such call, it is a write and a sync. Tried and dropped, because it was no faster: past the page cache
@@ -160,7 +167,7 @@ def replay(lane: Path, seed: int, segments: Sequence[Segment]) -> int:
             # It was cleaned away.
             continue
         at = position - start
-        if _restore(segment, at, raw[begin : begin + size_bytes]):
+        if _restore(seed, segment, at, raw[begin : begin + size_bytes]):
             segment.size_bytes = max(segment.size_bytes, at + size_bytes)
             restored += 1
         concerned[segment.start] = segment
@@ -203,11 +210,15 @@ def _entries(seed: int, raw: bytes) -> list[tuple[int, int, int, int]]:
 
 
 def _is_whole(seed: int, raw: bytes, at: int, size_bytes: int) -> bool:
-    """Are these bytes intact frames from the first to the last?"""
+    """Are these bytes intact frames from the first to the last, of rising offsets in each shard?"""
     end = at + size_bytes
+    following: dict[int, int] = {}
     try:
         while at < end:
             header = decode_header(seed, raw, at)
+            if header.base_offset < following.get(header.shard, 0):
+                return False
+            following[header.shard] = header.last_offset + 1
             body = at + HEADER_BYTES
             check_body(header, raw[body : body + header.body_bytes])
             at += header.size_bytes
@@ -216,11 +227,13 @@ def _is_whole(seed: int, raw: bytes, at: int, size_bytes: int) -> bool:
     return at == end
 
 
-def _restore(segment: Segment, at: int, frames: bytes) -> bool:
-    """Write frames into their segment, for the next sync; False if it read so already."""
+def _restore(seed: int, segment: Segment, at: int, frames: bytes) -> bool:
+    """Write frames into their segment, for the next sync; False if it read so already, or holds others there."""
     fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
     try:
         held = os.pread(fd, len(frames), at)
+        if held != frames and len(held) == len(frames) and _is_whole(seed, held, 0, len(held)):
+            return False
         _write_on(fd, frames, 0, at)
     finally:
         os.close(fd)

@@ -43,6 +43,10 @@ IOV_MAX: Final = 1024
 """Buffers in one writev, as Linux has it."""
 
 
+AGAIN_BYTES: Final = 1 << 20
+"""Written again at once: it bounds the memory, and the call costs nothing beside it."""
+
+
 class SegmentState(enum.StrEnum):
     WRITE = "write"
     SEALING = "sealing"
@@ -202,6 +206,15 @@ def make_directory(path: Path) -> None:
         make_directory(path.parent)
         path.mkdir(exist_ok=True)
         sync_directory(path.parent)
+
+
+def write_again(fd: int, begin: int, end: int) -> None:
+    """Write bytes of a file over themselves, so that the next sync brings them to the disk, whatever came before."""
+    while begin < end:
+        data = os.pread(fd, min(end - begin, AGAIN_BYTES), begin)
+        if not data:
+            return
+        begin += os.pwrite(fd, data, begin)
 
 
 def write_on(fd: int, parts: Sequence[bytes], written: int) -> None:

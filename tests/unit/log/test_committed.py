@@ -28,13 +28,15 @@ def put(lane: Lane, value: bytes, base: int = 0) -> int:
     return lane.append(parts, sum(map(len, parts)))
 
 
-def test_a_mark_survives_its_bytes_and_no_single_changed_byte_does() -> None:
-    raw = encode_mark(Mark(3, 1 << 40))
-    assert decode_mark(raw) == Mark(3, 1 << 40)
+@pytest.mark.parametrize("is_doubted", [False, True])
+def test_a_mark_survives_its_bytes_and_no_single_changed_byte_does(is_doubted: bool) -> None:
+    raw = encode_mark(Mark(3, 1 << 40, is_doubted))
+    assert decode_mark(raw) == Mark(3, 1 << 40, is_doubted)
     for at in range(len(raw)):
-        changed = bytearray(raw)
-        changed[at] ^= 1
-        assert decode_mark(bytes(changed)) is None
+        for bits in (1, 0x80, raw[at] ^ encode_mark(Mark(3, 1 << 40, not is_doubted))[at] or 0xFF):
+            changed = bytearray(raw)
+            changed[at] ^= bits
+            assert decode_mark(bytes(changed)) is None
         assert decode_mark(raw[:at]) is None
     assert decode_mark(raw + b"\0") is None
 

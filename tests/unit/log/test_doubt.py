@@ -1,0 +1,210 @@
+"""After a sync that failed: what the page cache shows and no disk has is written again before it counts as durable."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.unit.log.test_ring import copied, finish_work, frame, gather, name_of, open_lane, ringed
+
+from basaltmq.errors import StorageError, StorePoisonedError
+from basaltmq.log.committed import read_mark
+from basaltmq.log.lane import Lane
+from basaltmq.log.lane_view import LaneView
+from basaltmq.log.recovery import Damage, repair, scan
+from basaltmq.log.ring import NAME, SLOT_BYTES
+
+
+class Disk:
+    """What a disk has of the segments below it, as Linux treats it.
+
+    A sync brings to it what was written since the last one. A sync that fails does not, and the next has nothing to do.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fails = 0
+        """Syncs of segments that fail."""
+        self._images: dict[str, bytearray] = {}
+        self._dirty: dict[str, list[tuple[int, bytes]]] = {}
+        self._real = os.writev, os.pwrite, os.fdatasync
+        monkeypatch.setattr(os, "writev", self.writev)
+        monkeypatch.setattr(os, "pwrite", self.pwrite)
+        monkeypatch.setattr(os, "fdatasync", self.fdatasync)
+
+    def writev(self, fd: int, parts: Sequence[bytes]) -> int:
+        self._note(fd, os.fstat(fd).st_size, b"".join(parts))
+        return self._real[0](fd, parts)
+
+    def pwrite(self, fd: int, data: bytes, at: int) -> int:
+        self._note(fd, at, bytes(data))
+        return self._real[1](fd, data, at)
+
+    def fdatasync(self, fd: int) -> None:
+        name = name_of(fd)
+        dirty = self._dirty.pop(name, [])
+        if name.endswith(".log") and self.fails:
+            self.fails -= 1
+            raise OSError(errno.EIO, "a page could not be written")
+        image = self._images.setdefault(name, bytearray())
+        for at, data in dirty:
+            image.extend(bytes(max(0, at + len(data) - len(image))))
+            image[at : at + len(data)] = data
+        self._real[2](fd)
+
+    def _note(self, fd: int, at: int, data: bytes) -> None:
+        name = name_of(fd)
+        if name.endswith(".log"):
+            self._dirty.setdefault(name, []).append((at, data))
+
+    def lose_power(self, path: Path) -> None:
+        """The segments at `path` become what the disk has of them."""
+        for segment in path.glob("*.log"):
+            segment.write_bytes(self._images.get(segment.name, b""))
+
+
+def put(lane: Lane, number: int) -> None:
+    whole = frame(number)
+    lane.append((whole[:72], whole[72:]), len(whole))
+
+
+def started(path: Path, tmp_path: Path) -> Lane:
+    """A lane as an engine opens it."""
+    lane = open_lane(path, segment_bytes=300)
+    assert repair(lane, 0, tmp_path / "quarantine").cut is None
+    lane.settle()
+    return lane
+
+
+def held(path: Path) -> tuple[list[int], list[Damage]]:
+    damages: list[Damage] = []
+    lane = open_lane(path)
+    numbers = [each.header.base_offset for each in scan(lane, 0, damages)]
+    lane.close()
+    return numbers, damages
+
+
+@pytest.mark.promise("P1", "P3")
+@pytest.mark.parametrize("later_failures", [0, 1, 2])
+def test_what_a_failed_sync_left_in_the_page_cache_outlives_the_power_once_a_start_has_shown_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later_failures: int
+) -> None:
+    path = tmp_path / "lane"
+    disk = Disk(monkeypatch)
+    lane = started(path, tmp_path)
+    put(lane, 0)
+    lane.sync()
+    synced = lane.end
+    for number in range(1, 9):
+        put(lane, number)
+    assert len(lane.segments()) > 2
+    disk.fails = 1
+    with pytest.raises(StorageError):
+        lane.sync()
+    lane.close()
+    for _ in range(later_failures):
+        # A start that fails in turn, which is when a process that was killed leaves the error to it.
+        disk.fails = 1
+        with pytest.raises(StorageError):
+            started(path, tmp_path)
+    mark = read_mark(path)
+    assert mark is not None
+    assert (mark.synced_position, mark.is_doubted) == (synced, True)
+    assert LaneView(path).mark() == mark
+    again = started(path, tmp_path)
+    assert again.synced_position == again.end
+    put(again, 9)
+    again.sync()
+    mark = read_mark(path)
+    assert mark is not None
+    assert (mark.synced_position, mark.is_doubted) == (again.end, False)
+    disk.lose_power(path)
+    assert held(path) == (list(range(10)), [])
+    again.close()
+
+
+def test_a_start_without_a_failure_before_it_writes_nothing_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = started(tmp_path / "lane", tmp_path)
+    put(lane, 0)
+    lane.sync()
+    put(lane, 1)
+    left = copied(lane, tmp_path / "left")
+    lane.close()
+    written: list[str] = []
+    real = os.pwrite
+
+    def pwrite(fd: int, data: bytes, at: int) -> int:
+        written.append(name_of(fd))
+        return real(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    started(left, tmp_path).close()
+    assert not [name for name in written if name.endswith(".log")]
+
+
+@pytest.mark.promise("P1")
+def test_a_failed_drain_leaves_its_error_to_the_sync_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The kernel tells of an error once for each time a file was opened; a descriptor that was copied shares that.
+    lane = ringed(tmp_path, ring_bytes=4 * SLOT_BYTES)
+    shared: list[bool] = []
+    real = os.fdatasync
+
+    def fdatasync(fd: int) -> None:
+        if name_of(fd).endswith(".log"):
+            before = os.lseek(lane._fd, 0, os.SEEK_CUR)
+            os.lseek(fd, before + 1000, os.SEEK_SET)
+            shared.append(os.lseek(lane._fd, 0, os.SEEK_CUR) != before)
+        real(fd)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    for number in (1, 2, 3):
+        gather(lane, number)
+        lane.secure()
+    finish_work(lane)
+    monkeypatch.undo()
+    assert shared == [False]
+    lane.close()
+
+
+@pytest.mark.promise("P1", "P7")
+@pytest.mark.parametrize("is_head_old", [True, False])
+def test_a_torn_entry_of_a_ring_that_mixes_two_of_the_same_content_is_no_entry(
+    tmp_path: Path, is_head_old: bool
+) -> None:
+    # Bodies of one size and content: every frame of such a mixture matches its checksum.
+    body = bytes(SLOT_BYTES)
+    lane = ringed(tmp_path / "lane", ring_bytes=3 * SLOT_BYTES)
+    rings: list[bytes] = []
+    ends: list[int] = []
+    for numbers in ((1, 2), (3, 4)):
+        for number in numbers:
+            gather(lane, number, body)
+        lane.secure()
+        rings.append((lane.path / NAME).read_bytes())
+        ends.append(lane.end)
+        lane.tidy()
+        lane.sync()
+        finish_work(lane)
+    front, rest = rings if is_head_old else reversed(rings)
+    left = copied(lane, tmp_path / "left", None if is_head_old else ends[0])
+    (left / NAME).write_bytes(front[:SLOT_BYTES] + rest[SLOT_BYTES:])
+    lane.close()
+    assert held(left) == ([0, 1, 2, 3, 4] if is_head_old else [0, 1, 2], [])
+
+
+def test_a_poisoned_lane_that_is_closed_writes_to_no_file_that_took_its_descriptor(tmp_path: Path) -> None:
+    lane = open_lane(tmp_path)
+    put(lane, 0)
+    lane.sync()
+    committed = lane._committed
+    lane.close()
+    before = read_mark(tmp_path)
+    committed.doubt(0)
+    assert read_mark(tmp_path) == before
+    with pytest.raises(StorageError) as caught:
+        put(lane, 1)
+    assert not isinstance(caught.value, StorePoisonedError)
