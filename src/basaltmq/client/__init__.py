@@ -3,7 +3,7 @@
 from basaltmq.client import Client, Worker
 
 with Client("localhost:5555") as client:
-    client.create_queue("jobs")
+    client.create_queue("jobs")  # QueueExistsError if it is there
     client.enqueue("jobs", b"work")
     Worker(client, "jobs", handle, concurrency=8).run()
 """

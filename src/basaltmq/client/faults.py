@@ -1,7 +1,8 @@
 """The broker's errors as the classes it raised them as.
 
 The server sends each error's code beside its status. A code this version does not know, or an error that comes from the
-transport, becomes the nearest class its status allows.
+transport, becomes the nearest class its status allows. A store that is closed there is a broker that stops: it may be
+back in a moment, whereas a store closed in this process stays closed.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ def fault_of(failure: CallFailed) -> errors.BasaltError:
 def fault(code: str, text: str, otherwise: type[errors.BasaltError] = errors.BasaltError) -> errors.BasaltError:
     """An error of the class that has this code."""
     kind = next((each for each in _kinds(errors.BasaltError) if each.__dict__.get("code") == code), otherwise)
+    if kind is errors.StoreClosedError:
+        kind = errors.UnavailableError
     # Some classes are made of more than a text, which did not travel.
     made = kind.__new__(kind)
     Exception.__init__(made, text)

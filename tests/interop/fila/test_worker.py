@@ -164,7 +164,7 @@ def test_a_queue_that_is_deleted_ends_its_worker(client: Client, queue: str) -> 
 
 
 @pytest.mark.spec("C7")
-def test_workers_go_on_when_the_broker_was_killed_and_is_back(serve: Callable[..., Server]) -> None:
+def test_workers_go_on_when_the_broker_was_killed_or_stopped_and_is_back(serve: Callable[..., Server]) -> None:
     server = serve()
     seen: Counter[bytes] = Counter()
 
@@ -187,11 +187,12 @@ def test_workers_go_on_when_the_broker_was_killed_and_is_back(serve: Callable[..
             thread.start()
             client.enqueue("q", [b"before %d" % i for i in range(10)])
             until(lambda: len(seen) == 10)
-            server.kill()
-            server.start()
-            with Client(server.address) as producer:
-                producer.enqueue("q", [b"after %d" % i for i in range(10)])
-            until(lambda: len(seen) == 20)
+            for turn, end in enumerate((server.kill, server.stop), 1):
+                end()
+                server.start()
+                with Client(server.address) as producer:
+                    producer.enqueue("q", [b"after %d: %d" % (turn, i) for i in range(10)])
+                until(lambda seen_then=10 * (turn + 1): len(seen) == seen_then)  # type: ignore[misc]
             stop.set()
             thread.join(WAIT_S)
             assert not thread.is_alive()
