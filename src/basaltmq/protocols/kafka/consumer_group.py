@@ -141,7 +141,7 @@ class ConsumerGroup:
         if asked["member_epoch"] == AWAY:
             self._holders.release(member.id, member.revoking)
             member.revoking, member.revoke_by_ms = EMPTY, NEVER_MS
-            member.epoch = member.epoch_before = AWAY
+            member.epoch = AWAY
             member.silent_at_ms = now_ms + self.timing.session_ms
         else:
             self._drop(member)

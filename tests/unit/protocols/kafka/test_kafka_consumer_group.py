@@ -134,10 +134,14 @@ def test_only_the_epoch_of_a_member_and_the_one_whose_answer_was_lost_are_taken(
     world.refused(e.FENCED_MEMBER_EPOCH, lambda: world.say("a", 1, {0, 1}))
     again = world.say("a", 1, {0}, rebalance_timeout_ms=REBALANCE_MS, subscribed_topic_names=["t"])
     assert (again["member_epoch"], told(again)) == (2, {0}), "who says everything is told everything"
+    world.topics["t"] = TopicSize(T.bytes, 4)
+    world.group.topics_changed(frozenset(("t",)), 0)
+    assert world.say("a", 2)["member_epoch"] == 3
+    world.refused(e.FENCED_MEMBER_EPOCH, lambda: world.say("a", 1, {0}))
     for member, epoch, code in (
-        ("a", 2, e.NONE),
-        ("a", 1, e.STALE_MEMBER_EPOCH),
-        ("a", 3, e.STALE_MEMBER_EPOCH),
+        ("a", 3, e.NONE),
+        ("a", 2, e.STALE_MEMBER_EPOCH),
+        ("a", 4, e.STALE_MEMBER_EPOCH),
         ("a", -1, e.STALE_MEMBER_EPOCH),
         ("nobody", 2, e.UNKNOWN_MEMBER_ID),
         (None, -1, e.UNKNOWN_MEMBER_ID),
@@ -218,7 +222,7 @@ def test_a_pattern_matches_whole_names_that_may_be_read_whenever_they_come() -> 
     world.topics["tnew"] = TopicSize(UUID(int=10).bytes, 2)
     world.group.topics_changed(frozenset(("tnew",)), 0)
     assert world.group.epoch == epoch + 1
-    world.topics["other"] = TopicSize(UUID(int=11).bytes, 2)
+    world.topics["other"] = world.topics["tsecret"] = TopicSize(UUID(int=11).bytes, 2)
     world.group.topics_changed(frozenset(("other", "tsecret")), 0)
     assert world.group.epoch == epoch + 1, "nobody asked for these"
     answer = world.say("a", first["member_epoch"])

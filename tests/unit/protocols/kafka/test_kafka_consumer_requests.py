@@ -322,6 +322,16 @@ def test_all_groups_together_have_a_limit(run: Run, monkeypatch: pytest.MonkeyPa
         assert (await world.beat("c", group_id="three"))["error_code"] == e.GROUP_MAX_SIZE_REACHED
         await world.beat("a", -1, group_id="one")
         assert (await world.beat("c", group_id="three"))["error_code"] == 0
+        await world.beat("b", -1, group_id="two")
+        await pass_time(SESSION_S / 2)
+        assert (await world.beat("d", group_id="three"))["error_code"] == 0
+        # Both fall silent, one after the other.
+        await pass_time(SESSION_S / 2 + 0.01)
+        assert set(world.desk.consumer_groups.by_name["three"].members) == {"d"}
+        await pass_time(SESSION_S / 2 + 0.01)
+        assert not world.desk.consumer_groups.by_name
+        for name in ("e", "f"):
+            assert (await world.beat(name))["error_code"] == 0
 
     run(body)
 
