@@ -12,6 +12,8 @@ from typing import Any, Final
 import click
 
 FLAG: Final = "--server"
+PLACE: Final = "Where: --data-dir DIR (and --vhost NAME, if it is a broker's)"
+EITHER: Final = f"{PLACE}, or {FLAG} URL of a running broker, whose options `{FLAG} URL --help` shows."
 
 
 def asks_for_server(arguments: list[str]) -> bool:
@@ -22,6 +24,10 @@ def either_group(twin: click.Group) -> type[click.Group]:
     """A group whose commands have twins for a running broker."""
 
     class EitherGroup(click.Group):
+        def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+            cmd.epilog = EITHER if (name or cmd.name) in twin.commands else f"{PLACE}."
+            super().add_command(cmd, name)
+
         def make_context(
             self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
         ) -> click.Context:
