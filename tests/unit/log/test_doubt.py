@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.unit.log.test_ring import copied, finish_work, frame, gather, name_of, open_lane, ringed
 
-from basaltmq.errors import StorageError, StorePoisonedError
-from basaltmq.log.committed import read_mark
+from basaltmq.errors import StorageError
+from basaltmq.log.committed import Committed, read_mark
 from basaltmq.log.lane import Lane
 from basaltmq.log.lane_view import LaneView
 from basaltmq.log.recovery import Damage, repair, scan
@@ -196,15 +196,32 @@ def test_a_torn_entry_of_a_ring_that_mixes_two_of_the_same_content_is_no_entry(
     assert held(left) == ([0, 1, 2, 3, 4] if is_head_old else [0, 1, 2], [])
 
 
-def test_a_poisoned_lane_that_is_closed_writes_to_no_file_that_took_its_descriptor(tmp_path: Path) -> None:
-    lane = open_lane(tmp_path)
+def test_a_lane_that_is_closed_writes_to_no_file_that_took_its_descriptor(tmp_path: Path) -> None:
+    lane = open_lane(tmp_path / "lane")
     put(lane, 0)
     lane.sync()
     committed = lane._committed
+    fd = committed._fd
     lane.close()
-    before = read_mark(tmp_path)
-    committed.doubt(0)
-    assert read_mark(tmp_path) == before
-    with pytest.raises(StorageError) as caught:
-        put(lane, 1)
-    assert not isinstance(caught.value, StorePoisonedError)
+    with open(tmp_path / "other", "wb") as other:
+        os.dup2(other.fileno(), fd)
+        committed.doubt(0)
+        os.close(fd)
+    assert (tmp_path / "other").stat().st_size == 0
+
+
+@pytest.mark.promise("P1")
+def test_what_is_in_doubt_stays_so_until_it_was_written_again(tmp_path: Path) -> None:
+    committed = Committed(tmp_path, 1000, 0)
+    committed.publish(64)
+    committed.doubt(32)
+    committed.publish(128)
+    mark = read_mark(tmp_path)
+    assert mark is not None
+    assert (mark.synced_position, mark.is_doubted) == (64, True)
+    committed.believe()
+    committed.publish(128)
+    mark = read_mark(tmp_path)
+    assert mark is not None
+    assert (mark.synced_position, mark.is_doubted) == (128, False)
+    committed.close()

@@ -180,7 +180,11 @@ def test_the_disk_is_told_to_begin_only_with_what_is_there_and_never_of_a_file_t
         lane.secure()
         lane.tidy()
     assert told == [(str(lane.segments()[-1].path), begin, lane.end)]
-    gather(lane, 3, LARGE + LARGE)
+    gather(lane, 3, LARGE)
+    lane.secure()
+    lane.tidy()
+    assert len(told) == 1
+    gather(lane, 7, LARGE + LARGE)
     lane.secure()
     lane.roll()
     lane.sync()

@@ -1,0 +1,50 @@
+"""High watermarks: a sync shows what was written before it began, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from basaltmq.streams.durability import Durability
+from basaltmq.streams.watermark import Visible, Watermarks
+
+
+class Disk:
+    def sync(self) -> None:
+        pass
+
+    def poison(self, error: BaseException) -> None:
+        pass
+
+
+def write(marks: Watermarks, shard: Visible, durability: Durability = Durability.SYNCED) -> int:
+    with shard.lock:
+        base = shard.next_offset
+        shard.next_offset += 1
+        return marks.written(shard, base, durability)
+
+
+@pytest.mark.promise("P1", "P3")
+def test_a_sync_shows_no_write_that_came_while_it_ran() -> None:
+    shard, other = Visible(0), Visible(0)
+    seen: list[int] = []
+    late: list[int] = []
+
+    def secure() -> None:
+        late.append(write(marks, shard))
+        seen.append(shard.high_watermark)
+
+    marks = Watermarks(Disk(), secure)
+    first = [write(marks, shard), write(marks, other), write(marks, shard)]
+    assert (shard.high_watermark, other.high_watermark) == (0, 0)
+    assert len(set(first)) == 1
+    marks.sync()
+    assert seen == [0]
+    assert late[0] > first[0]
+    assert (shard.high_watermark, other.high_watermark) == (2, 1)
+    write(marks, shard, Durability.WRITTEN)
+    assert shard.high_watermark == 2
+    marks.sync()
+    assert shard.high_watermark == 4
+    marks.sync()
+    assert (shard.high_watermark, shard.next_offset) == (5, 6)
+    marks.close()
