@@ -26,8 +26,8 @@ MOVED_BYTES_MIN: Final = 64 << 10
 """Frames worth a thread: below, waking it takes longer than the copy."""
 
 WRITE_BACK_BYTES: Final = 1 << 20
-"""What the disk is told to begin with at once: told of each group, sixteen writers made 4 to 26 % less, and of much more
-at a time the next sync has to wait.
+"""What the disk is told to begin with at once: told of each group, sixteen writers were 4 to 20 % slower, and of much
+more at a time the next sync has to wait.
 """
 
 SYNC_FILE_RANGE_WRITE: Final = 2
