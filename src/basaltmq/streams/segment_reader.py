@@ -69,7 +69,10 @@ RETRIES: Final = 16
 
 PORTION_MS: Final = 50
 """Index rows of so long are written together: the append that does it waits for 0.2 ms where there are a thousand a
-second, and for 6 ms if they are left to the index's limit. At a rate that fills it meanwhile nothing changes."""
+second, and for 6 ms if they are left to the index's limit."""
+
+PORTION_ROWS_MAX: Final = 512
+"""More of them in that time are left to the limit: at such a rate small portions cost every append a twentieth."""
 
 
 class LogLane:
@@ -88,14 +91,15 @@ class LogLane:
         self.portion_due_ms = 0
 
     def write_portion(self, index: StreamIndex, now_ms: int) -> None:
-        """Write the index rows that were gathered, for PORTION_MS or to the limit. Before an append, under the lock."""
+        """Write the index rows that were gathered, if few or at the limit. Before an append, under the lock."""
         # Frames that await a sync would be written to their segment first, whose sync takes longer than the ring's.
         if index.rows < index.rows_max:
             if self.watermarks.is_awaited:
                 return
-            # A store that is behind gets another portion later; there is room.
-            with contextlib.suppress(StoreStalledError):
-                index.flush()
+            if index.rows <= PORTION_ROWS_MAX:
+                # A store that is behind gets another portion later; there is room.
+                with contextlib.suppress(StoreStalledError):
+                    index.flush()
         else:
             index.flush()
         self.portion_due_ms = now_ms + PORTION_MS

@@ -21,6 +21,7 @@ from basaltmq.errors import (
 )
 from basaltmq.log.columnar import ColumnBatch
 from basaltmq.log.record import RECORD_BYTES_MAX, Record
+from basaltmq.streams import segment_reader
 from basaltmq.streams.adapter import BATCH_RECORDS_MAX
 from basaltmq.streams.durability import Durability
 from basaltmq.streams.segment_reader import PORTION_MS
@@ -155,7 +156,11 @@ def test_index_rows_are_written_in_portions_while_no_frame_awaits_a_sync(
     rig.now_ms += PORTION_MS
     rig.put(shard, b"6")
     assert index.rows <= gathered
-    assert [record.value for record in rig.drained(shard)] == [b"%d" % at for at in range(7)]
+    monkeypatch.setattr(segment_reader, "PORTION_ROWS_MAX", 0)
+    rig.now_ms += PORTION_MS
+    rig.put(shard, b"7")
+    assert index.rows > gathered, "so many are left to the limit"
+    assert [record.value for record in rig.drained(shard)] == [b"%d" % at for at in range(8)]
     written = rig.rows()
     assert rig.rebuilt() == written
     rig.close()
