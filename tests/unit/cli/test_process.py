@@ -59,7 +59,8 @@ def test_what_was_piped_until_a_pause_is_written_when_the_command_is_ended(
             if basalt("topic", "read", "orders", "--raw").stdout.splitlines() == ["one", "two"]:
                 break
             signal.sigtimedwait([], 0.05)
-        process.send_signal(signal.SIGINT)
+        # Not SIGINT, which those started in the background ignore.
+        process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=WAIT_S)
     assert said.startswith(b"2 records appended to orders\n")
     assert b"Traceback" not in said
