@@ -40,9 +40,11 @@ if TYPE_CHECKING:
 
 UNAUTHENTICATED_BYTES_MAX: Final = 512 << 10
 UNDER_WAY_MAX: Final = 256
-"""Produce requests of one connection that wait for their sync."""
+"""Produce requests of one connection that wait for their sync, and answers that wait behind them."""
 
 UNDER_WAY_BYTES_MAX: Final = 64 << 20
+"""Of these; the last may be above it."""
+
 WRITE_HIGH_BYTES: Final = 4 << 20
 """Unread answers above which nothing more is handled; a fetch may add one answer to it."""
 
@@ -61,7 +63,7 @@ class _Owed:
 
     def __init__(self, size_bytes: int, chunks: list[bytes] | None) -> None:
         self.size_bytes = size_bytes
-        """Of the request."""
+        """Of the request that waits, or of the answer."""
         self.chunks = chunks
         """None while it is on its way."""
 
@@ -186,7 +188,8 @@ class Connection(asyncio.Protocol):
         except k.UnsupportedVersionError as error:
             if error.api.key != k.API_VERSIONS:
                 raise
-            self._send(k.encode_response(error.api, 0, error.correlation_id, api_versions(0, e.UNSUPPORTED_VERSION)))
+            answer = api_versions(0, e.UNSUPPORTED_VERSION)
+            self._send_in_turn(k.encode_response(error.api, 0, error.correlation_id, answer))
             return
         self.requests += 1
         self.client_id = request.client_id or ""
@@ -262,7 +265,9 @@ class Connection(asyncio.Protocol):
     def _send_in_turn(self, chunks: list[bytes]) -> None:
         """Send an answer after those before it."""
         if self._waiting:
-            self._waiting.append(_Owed(0, chunks))
+            size_bytes = sum(map(len, chunks))
+            self._waiting.append(_Owed(size_bytes, chunks))
+            self._waiting_bytes += size_bytes
         else:
             self._send(chunks)
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tests.fuzz.kafka import World as Served
+from tests.fuzz.kafka import answers
 from tests.unit.protocols.kafka.test_kafka_desk import Anybody, World, batch_of
 
 from basaltmq.protocols.kafka import api as k
+from basaltmq.protocols.kafka import connection as connection_module
 from basaltmq.protocols.kafka.api import APIS, Request
 from basaltmq.protocols.kafka.deadline import Deadline
-from basaltmq.protocols.kafka.desk import Client, Held
+from basaltmq.protocols.kafka.desk import Client, Held, Later, Tell
 from basaltmq.protocols.kafka.fetch import fetch
 from basaltmq.protocols.kafka.schema import Fields
 
@@ -175,5 +179,31 @@ def test_a_timer_serves_many_waits_one_after_the_other_and_none_is_called_early(
         await asyncio.sleep(0.01)
         assert not called.is_set()
         deadline.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.promise("P9")
+def test_answers_behind_a_write_that_waits_are_bounded_and_come_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        served = Served(tmp_path / "served")
+        connection, transport = served.connect()
+        starts: list[Tell] = []
+        monkeypatch.setitem(served.server.handlers, k.PRODUCE, lambda *_: Later(starts.append))
+        monkeypatch.setattr(connection_module, "UNDER_WAY_BYTES_MAX", 1000)
+        others = 50
+        asked = [k.encode_request(k.PRODUCE, 9, 0, "good", {"acks": -1, "timeout_ms": 1, "topics": []})]
+        asked += [k.encode_request(k.API_VERSIONS, 0, 1 + number, "good", {}) for number in range(others)]
+        connection.data_received(b"".join(asked))
+        assert not transport.written, "the write is not confirmed"
+        assert 1 < connection.requests < others, "what waits behind it is bounded"
+        (tell,) = starts
+        tell({"topics": []}, None)
+        told = answers(b"".join(transport.written))
+        assert [struct.unpack_from(">i", each)[0] for each in told] == [*range(1 + others)]
+        connection.connection_lost(None)
+        await served.close()
 
     asyncio.run(run())
