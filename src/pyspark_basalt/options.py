@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from basaltmq.decoding import converter
 from basaltmq.errors import InvalidArgumentError
 from pyspark_basalt.connection import NAMES, Place, parse_place
 from pyspark_basalt.offsets import EARLIEST, LATEST, Offsets, parse_offsets
@@ -238,11 +239,14 @@ def _pattern(text: str | None) -> str | None:
     return text
 
 
+_partitions: Final = converter(dict[str, list[int]])
+
+
 def _assign(text: str | None) -> dict[str, list[int]] | None:
     if text is None:
         return None
     try:
-        return msgspec.convert(json.loads(text), dict[str, list[int]])
+        return _partitions(json.loads(text))
     except (ValueError, msgspec.ValidationError) as error:
         raise InvalidArgumentError(
             f'assign gives partitions by topic, such as {{"orders": [0, 1]}}, not {text!r:.80} ({error})'

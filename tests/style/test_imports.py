@@ -10,7 +10,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src"
 
 LAYERS: list[set[str]] = [
-    {"errors", "ids", "signals", "wire"},
+    {"decoding", "errors", "ids", "signals", "wire"},
     {"store", "log"},
     {"catalog", "messages", "transactions", "queues", "streams"},
     {"broker", "embedded"},

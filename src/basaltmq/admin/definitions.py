@@ -16,7 +16,14 @@ import msgspec
 
 from basaltmq import __version__
 from basaltmq.admin.bindings import shown_binding
-from basaltmq.admin.definitions_file import Definitions, PolicyEntry, VhostEntry, queue_arguments, vhost_of
+from basaltmq.admin.definitions_file import (
+    Definitions,
+    PolicyEntry,
+    VhostEntry,
+    policy_entry,
+    queue_arguments,
+    vhost_of,
+)
 from basaltmq.admin.exchanges import shown_exchange
 from basaltmq.admin.json_tables import shown_table, table_of
 from basaltmq.admin.message import HttpError
@@ -166,7 +173,7 @@ class DefinitionTransfer:
                 continue
             given = {**parameter.value, "name": parameter.name, "vhost": parameter.vhost}
             try:
-                limits.append(msgspec.convert(given, PolicyEntry))
+                limits.append(policy_entry(given))
             except msgspec.ValidationError as error:
                 taking.skip(f"operator policy {parameter.name!r}: {error}")
         await taking.all(

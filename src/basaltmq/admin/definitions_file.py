@@ -7,11 +7,12 @@ older ones write them, text with commas.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from basaltmq.admin.message import HttpError
+from basaltmq.decoding import converter, json_decoder
 from basaltmq.errors import InvalidConfigError
 
 
@@ -127,10 +128,14 @@ class Definitions(msgspec.Struct):
     parameters: list[ParameterEntry] = []
 
 
+_decode: Final = json_decoder(Definitions)
+policy_entry: Final = converter(PolicyEntry)
+
+
 def read_definitions(path: Path) -> Definitions:
     """The definitions in a file; InvalidConfigError if they cannot be used."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Definitions)
+        return _decode(path.read_bytes())
     except OSError as error:
         raise InvalidConfigError(f"load_definitions {path} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -19,6 +19,7 @@ from basaltmq.admin.message import HttpError
 from basaltmq.broker import properties
 from basaltmq.broker.amqp_table import Table
 from basaltmq.broker.properties import Properties
+from basaltmq.decoding import converter
 
 TEXTS: Final = (
     "content_type",
@@ -73,6 +74,9 @@ def shown_properties(raw: bytes) -> dict[str, Any]:
     return found
 
 
+_properties: Final = converter(Properties)
+
+
 def properties_of(given: Mapping[str, Any]) -> bytes:
     """Properties from JSON; an unknown one is an error."""
     unknown = sorted(set(given) - {*TEXTS, *NUMBERS, "headers"})
@@ -84,7 +88,7 @@ def properties_of(given: Mapping[str, Any]) -> bytes:
     if "expiration" in fields:
         fields["expiration"] = str(fields["expiration"])
     try:
-        parsed = msgspec.convert(fields, Properties)
+        parsed = _properties(fields)
     except msgspec.ValidationError as error:
         raise HttpError(400, f"properties: {error}") from error
     headers = given.get("headers")

@@ -16,6 +16,7 @@ import msgspec
 
 from basaltmq.admin.message import BodySink, HttpError, Request
 from basaltmq.broker.users import User
+from basaltmq.decoding import json_decoder
 
 BODY_BYTES_MAX: Final = 1 << 20
 """Of a request, where its route says nothing else: names and arguments, never contents."""
@@ -120,6 +121,11 @@ class Route:
     body_bytes_max: int = BODY_BYTES_MAX
     answers: str = ""
     """What comes back, in words, where the summary does not say it."""
+    decode: Callable[[bytes], Any] = field(init=False, repr=False, compare=False)
+    """Decodes a body of the type `takes`. Numbers and booleans may be strings."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "decode", json_decoder(self.takes, strict=False))
 
     @property
     def group(self) -> str:
@@ -212,6 +218,6 @@ def decode_body(route: Route, raw: bytes) -> Any:
             raise HttpError(400, "this takes a JSON body, and there is none")
         raw = b"{}"
     try:
-        return msgspec.json.decode(raw, type=route.takes, strict=False)
+        return route.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise HttpError(400, f"the body cannot be used: {error}") from error

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 import msgspec
 
 from basaltmq.broker.config import ByteCount, Config, Leaf, Reload, Section, Share, leaves, value_of
+from basaltmq.decoding import converter
 from basaltmq.errors import InvalidConfigError
 
 FILE_BYTES_MAX: Final = 1 << 20
@@ -154,7 +155,7 @@ def _convert(leaf: Leaf, value: Any, where: str, *, text: bool = False) -> Any:
     try:
         if isinstance(leaf.default, Share):
             return Share.parse(value)
-        return msgspec.convert(value, leaf.type, strict=not text, dec_hook=_own_type)
+        return converter(leaf.type, strict=not text, dec_hook=_own_type)(value)
     except (msgspec.ValidationError, ValueError) as error:
         said = "it cannot be used" if leaf.secret else str(error).partition(" - at ")[0]
         raise InvalidConfigError(f"{leaf.key} {where}: {said}; {_example(leaf)}") from error

@@ -18,6 +18,7 @@ import msgspec
 
 from basaltmq.broker.arguments import QUEUE_ARGUMENTS, QUORUM, STREAM
 from basaltmq.broker.patterns import compiled
+from basaltmq.decoding import msgpack_decoder
 from basaltmq.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from basaltmq.store import keys
 from basaltmq.store.api import Store
@@ -106,7 +107,7 @@ class InForce(msgspec.Struct, frozen=True):
 
 _NONE: Final = InForce(None, {})
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
-_DECODE: Final = msgspec.msgpack.Decoder(Policy).decode
+_DECODE: Final = msgpack_decoder(Policy)
 
 
 class Policies:

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import msgspec
 
+from basaltmq.decoding import json_decoder
 from basaltmq.errors import InvalidArgumentError, LimitExceededError
 
 Attributes: TypeAlias = dict[str, Any]
@@ -23,7 +24,7 @@ NESTING_MAX: Final = 64
 """Far below the depth at which a decoder in a deep call stack runs out of it."""
 
 _encode: Final = msgspec.json.Encoder().encode
-_decode: Final = msgspec.json.Decoder(dict[str, Any]).decode
+_decode: Final = json_decoder(dict[str, Any])
 
 
 def encode_attributes(attributes: object, kind: str, object_id: UUID) -> bytes:

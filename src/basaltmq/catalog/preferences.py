@@ -23,6 +23,7 @@ from basaltmq.catalog.attributes import Attributes, encode_attributes
 from basaltmq.catalog.commits import Change, Commits
 from basaltmq.catalog.faults import Fault, FaultKind, LoadReport
 from basaltmq.catalog.lifecycle import Lifecycle
+from basaltmq.decoding import json_decoder
 from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError
 from basaltmq.store import keys
 from basaltmq.store.api import Store
@@ -79,8 +80,8 @@ class _RowOut(msgspec.Struct):
 
 
 _encode: Final = msgspec.json.Encoder().encode
-_decode: Final = msgspec.json.Decoder(_Row).decode
-_decode_flat: Final = msgspec.json.Decoder(dict[str, Any]).decode
+_decode: Final = json_decoder(_Row)
+_decode_flat: Final = json_decoder(dict[str, Any])
 
 PreferenceHandler = Callable[[Preference], bool | None]
 """Is handed every preference; returning False stops the walk."""

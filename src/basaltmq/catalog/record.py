@@ -15,6 +15,7 @@ from uuid import UUID
 import msgspec
 
 from basaltmq.catalog.attributes import Attributes, encode_attributes
+from basaltmq.decoding import json_decoder
 from basaltmq.errors import CorruptionError, InvalidArgumentError
 
 ROOT: Final = UUID(int=0)
@@ -49,7 +50,7 @@ class StoredValue(msgspec.Struct):
     attributes: dict[str, Any]
 
 
-_decode: Final = msgspec.json.Decoder(StoredValue).decode
+_decode: Final = json_decoder(StoredValue)
 
 
 def encode_value(record: ConfiguredRecord) -> bytes:

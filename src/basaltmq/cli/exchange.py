@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
 
 from basaltmq.cli.api_client import ApiClient, path, with_api
 from basaltmq.cli.output import show
+from basaltmq.decoding import json_decoder
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 vhost_option = click.option("--vhost", default="/", show_default=True)
 arguments_option = click.option("--arguments", default="{}", metavar="JSON", help="An object of arguments.")
 
 
+_decode: Final = json_decoder(dict[str, Any])
+
+
 def json_object(name: str, text: str) -> dict[str, Any]:
     """What an option that takes a JSON object was given."""
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
+        return _decode(text)
     except msgspec.DecodeError as error:
         raise click.UsageError(f"{name} takes a JSON object: {error}") from error
 

@@ -27,7 +27,7 @@ from basaltmq.cli.queue_lines import decode_draft, encode_message, message_row
 from basaltmq.cli.server_queue import server_queue
 from basaltmq.errors import BasaltError
 from basaltmq.messages.branches import Xid
-from basaltmq.queues.config import Durability, Overflow, QueueConfig
+from basaltmq.queues.config import Durability, Overflow, QueueConfig, queue_config
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.message import Message
 from basaltmq.queues.plane import QueuePlane
@@ -87,7 +87,7 @@ def create(data_dir: Path, /, name: str, **settings: Any) -> None:
     for script in ("on_enqueue_script", "on_failure_script"):
         if script in given:
             given[script] = given[script].read()
-    config = msgspec.convert(given | {"name": name}, QueueConfig)
+    config = queue_config(given | {"name": name})
     with basaltmq.open(data_dir) as db:
         db.queue_plane.create(config)
     click.echo(f"queue {name} created; fill it with: basalt queue enqueue {name}")

@@ -13,6 +13,7 @@ from uuid import UUID
 
 import msgspec
 
+from basaltmq.decoding import json_decoder
 from basaltmq.errors import InvalidArgumentError
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
 from basaltmq.queues.message import Message
@@ -45,7 +46,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
     expires_ms: int | None = None
 
 
-_decoder = msgspec.json.Decoder(Line)
+_decode: Final = json_decoder(Line)
 _encoder = msgspec.json.Encoder()
 
 
@@ -54,7 +55,7 @@ def decode_draft(number: int, line: bytes, defaults: dict[str, Any], *, raw: boo
     if raw:
         return Draft(payload=line, **defaults)
     try:
-        said = _decoder.decode(line)
+        said = _decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidArgumentError(
             f'line {number}: {error}; expected {{"payload": "...", "headers": {{...}}}}, or use --raw'

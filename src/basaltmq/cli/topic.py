@@ -26,7 +26,7 @@ from basaltmq.streams.metadata_json import export_metadata, import_metadata
 from basaltmq.streams.migration import Progress
 from basaltmq.streams.record_lines import encode_record
 from basaltmq.streams.shards import Engine
-from basaltmq.streams.topics import Topic, TopicConfig
+from basaltmq.streams.topics import Topic, topic_config
 from basaltmq.streams.view import StreamView
 
 FOLLOW_WAIT_S: Final = 1.0
@@ -55,7 +55,7 @@ def create(data_dir: Path, /, name: str, **settings: Any) -> None:
     """Create a topic."""
     given = {key: value for key, value in settings.items() if value is not None}
     with basaltmq.open(data_dir) as db:
-        db.streams.topics.create(name, msgspec.convert(given, TopicConfig))
+        db.streams.topics.create(name, topic_config(given))
     click.echo(f"topic {name} created; fill it with: basalt topic append {name}")
 
 

@@ -42,7 +42,7 @@ from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.plane import OffsetStrategy, StreamPlane
 from basaltmq.streams.segment_engine import SegmentEngine
 from basaltmq.streams.shards import Engine, Shards
-from basaltmq.streams.topics import Topic, TopicConfig
+from basaltmq.streams.topics import Topic, TopicConfig, topic_config
 
 MAINTENANCE_INTERVAL_S: Final = 1.0
 """Between two steps of retention and cleaning; each step is bounded."""
@@ -312,7 +312,7 @@ def _segment_engine(
 
 def _config(name: str, given: dict[str, Any]) -> TopicConfig:
     try:
-        config = msgspec.convert(msgspec.to_builtins(given), TopicConfig)
+        config = topic_config(msgspec.to_builtins(given))
     except (msgspec.ValidationError, TypeError) as error:
         raise InvalidConfigError(f"topic {name!r}: {error}") from error
     config.check()

@@ -27,7 +27,7 @@ from basaltmq.embedded.leased import Leased
 from basaltmq.embedded.readiness import Readiness, in_thread
 from basaltmq.embedded.worker import Handler, Worker
 from basaltmq.errors import InvalidArgumentError, InvalidConfigError
-from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.queues.config import Durability, QueueConfig, queue_config
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
 from basaltmq.queues.message import Message
 from basaltmq.queues.plane import QueuePlane
@@ -67,7 +67,7 @@ class EmbeddedQueue:
         if "name" in changes:
             raise InvalidConfigError(f"queue {self.name!r} cannot be renamed; make another and move its messages")
         try:
-            altered = msgspec.convert(msgspec.to_builtins(self.config) | msgspec.to_builtins(changes), QueueConfig)
+            altered = queue_config(msgspec.to_builtins(self.config) | msgspec.to_builtins(changes))
         except (msgspec.ValidationError, TypeError) as error:
             raise InvalidConfigError(f"queue {self.name!r}: {error}") from error
         self._plane.update(altered)

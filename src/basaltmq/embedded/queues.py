@@ -20,7 +20,7 @@ import msgspec
 
 from basaltmq.embedded.queue import EmbeddedQueue
 from basaltmq.errors import InvalidConfigError, QueueExistsError, QueueNotFoundError, StoreClosedError
-from basaltmq.queues.config import QueueConfig
+from basaltmq.queues.config import QueueConfig, queue_config
 from basaltmq.queues.event_topic import EventWriter
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.api import Store
@@ -134,7 +134,7 @@ class OpenQueues:
 
 def _config(name: str, given: dict[str, Any]) -> QueueConfig:
     try:
-        return msgspec.convert(msgspec.to_builtins(given) | {"name": name}, QueueConfig)
+        return queue_config(msgspec.to_builtins(given) | {"name": name})
     except (msgspec.ValidationError, TypeError) as error:
         raise InvalidConfigError(f"queue {name!r}: {error}") from error
 

@@ -25,6 +25,7 @@ import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
+from basaltmq.decoding import json_decoder
 from basaltmq.errors import CorruptionError, InvalidArgumentError, StoreLockedError
 from basaltmq.pipeline.files import Files
 from basaltmq.pipeline.place import DEFAULT_VHOST, store_path
@@ -235,6 +236,9 @@ class RedrivePlan(msgspec.Struct, frozen=True):
     where: str | None
 
 
+_decode_plan: Final = json_decoder(RedrivePlan)
+
+
 class Redriven(msgspec.Struct, frozen=True):
     """What a run did, or would do."""
 
@@ -289,7 +293,7 @@ def _plan(spark: SparkSession, job: RedriveJob) -> RedrivePlan:
         files.write(path, msgspec.json.format(msgspec.json.encode(wanted), indent=1))
         return wanted
     try:
-        plan = msgspec.json.decode(files.read(path), type=RedrivePlan)
+        plan = _decode_plan(files.read(path))
     except msgspec.DecodeError as error:
         raise CorruptionError(f"the plan {path} cannot be read: {error}; begin anew with another checkpoint") from None
     if (plan.queue, plan.to, plan.where) != (job.queue, job.to, job.where):

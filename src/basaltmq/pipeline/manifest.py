@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from basaltmq.decoding import json_decoder
 from basaltmq.errors import CorruptionError
 from basaltmq.pipeline.files import Files
 
@@ -67,6 +68,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return (self.rejected_in or [self.batch]) if self.rejected else []
 
 
+_decode: Final = json_decoder(Manifest)
+
+
 def offsets_of(files: list[ArchivedFile]) -> dict[str, dict[str, list[int]]]:
     """First and last offset by topic and partition."""
     found: dict[str, dict[str, list[int]]] = {}
@@ -93,7 +97,7 @@ def read_manifests(files: Files, root: str) -> list[Manifest]:
         if not name.endswith(".json") or name.startswith("."):
             continue
         try:
-            manifest = msgspec.json.decode(files.read(f"{root}/{FOLDER}/{name}"), type=Manifest)
+            manifest = _decode(files.read(f"{root}/{FOLDER}/{name}"))
         except msgspec.DecodeError as error:
             raise CorruptionError(f"the manifest {root}/{FOLDER}/{name} cannot be read: {error}") from None
         if manifest.layout > LAYOUT:

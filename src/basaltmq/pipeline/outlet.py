@@ -7,12 +7,14 @@ anew, and a folder that is done is never written to again.
 
 from __future__ import annotations
 
+from typing import Final
 from uuid import uuid4
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
+from basaltmq.decoding import json_decoder
 from basaltmq.errors import CorruptionError, InvalidArgumentError
 from basaltmq.pipeline.files import Files
 
@@ -39,6 +41,9 @@ class Named(msgspec.Struct, frozen=True):
     run: str
 
 
+_decode_named: Final = json_decoder(Named)
+
+
 def named_run(spark: SparkSession, checkpoint: str | None, kind: str) -> str:
     """The run a checkpoint names, or one made for it; without a checkpoint, one of its own."""
     fresh = f"{kind}-{uuid4().hex}"
@@ -48,7 +53,7 @@ def named_run(spark: SparkSession, checkpoint: str | None, kind: str) -> str:
     path = f"{checkpoint.rstrip('/')}/run.json"
     if files.exists(path):
         try:
-            return msgspec.json.decode(files.read(path), type=Named).run
+            return _decode_named(files.read(path)).run
         except msgspec.DecodeError as error:
             raise CorruptionError(f"{path} cannot be read: {error}; begin anew with another checkpoint") from None
     files.write(path, msgspec.json.encode(Named(fresh)))

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 from uuid import uuid4
 
-import msgspec
 import pyarrow as pa
 import pyarrow.ipc
 
+from basaltmq.decoding import converter
 from basaltmq.errors import InvalidArgumentError, UnavailableError
 from basaltmq.pipeline.remote_http import LONG_TIMEOUT_S, ON_THE_WAY, BrokerHttp, Login, path
 from basaltmq.streams.adapter import ShardInfo
@@ -150,7 +150,7 @@ class RemoteView:
 
     def lag(self, group: str) -> list[PartitionLag]:
         """Where a group stands, by topic and partition."""
-        return msgspec.convert(self._http.call("GET", path("groups", self.login.vhost, group)), list[PartitionLag])
+        return _lags(self._http.call("GET", path("groups", self.login.vhost, group)))
 
     def commit_group(self, group: str, offsets: Mapping[str, Mapping[int, int]]) -> None:
         """Commit where a group reads on; durable on return."""
@@ -187,8 +187,12 @@ class RemoteView:
         return found
 
 
+_lags: Final = converter(list[PartitionLag])
+_topic_of: Final = converter(Topic)
+
+
 def _topic(told: Mapping[str, Any]) -> Topic:
-    return msgspec.convert({each: told[each] for each in ("id", "name", "config", "shards")}, Topic)
+    return _topic_of({each: told[each] for each in ("id", "name", "config", "shards")})
 
 
 def _info(topic: Topic, told: Mapping[str, Any]) -> ShardInfo:

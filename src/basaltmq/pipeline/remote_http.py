@@ -22,6 +22,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from basaltmq import errors
+from basaltmq.decoding import json_decoder
 from basaltmq.errors import (
     AuthenticationError,
     BasaltError,
@@ -55,6 +56,8 @@ BUSY: Final = frozenset({408, 429, 502, 503, 504})
 
 ON_THE_WAY: Final = (OSError, http.client.HTTPException)
 """What a connection that breaks raises."""
+
+_decode_object: Final = json_decoder(dict[str, Any])
 
 
 class Login(msgspec.Struct, frozen=True):
@@ -217,7 +220,7 @@ class BrokerHttp:
 
     def _refusal(self, status: int, said: bytes) -> BasaltError:
         try:
-            told = msgspec.json.decode(said, type=dict[str, Any])
+            told = _decode_object(said)
         except msgspec.DecodeError:
             told = {}
         reason = str(told.get("reason") or f"{self.login.server} answered {status}")

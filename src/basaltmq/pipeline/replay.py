@@ -22,6 +22,7 @@ import msgspec
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as sql
 
+from basaltmq.decoding import json_decoder
 from basaltmq.errors import CorruptionError, InvalidArgumentError
 from basaltmq.pipeline.archived import read_archived
 from basaltmq.pipeline.files import Files
@@ -61,6 +62,10 @@ class Plan(msgspec.Struct, frozen=True):
     run: str
     ranges: list[Range]
     steps: int
+
+
+_decode_plan: Final = json_decoder(Plan)
+_decode_offsets: Final = json_decoder(dict[str, dict[str, int]])
 
 
 class ReplayJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +134,7 @@ def _plan(spark: SparkSession, files: Files, job: ReplayJob) -> Plan:
     path = f"{job.checkpoint.rstrip('/')}/plan.json"
     if files.exists(path):
         try:
-            return msgspec.json.decode(files.read(path), type=Plan)
+            return _decode_plan(files.read(path))
         except msgspec.DecodeError as error:
             raise CorruptionError(
                 f"the plan {path} cannot be read: {error}; begin anew with another checkpoint"
@@ -182,7 +187,7 @@ def _offset(view: Topics, job: ReplayJob, side: str, name: str, number: int, oth
     if not text.startswith("{"):
         return otherwise
     try:
-        told = msgspec.json.decode(text, type=dict[str, dict[str, int]])
+        told = _decode_offsets(text)
     except msgspec.DecodeError as error:
         raise InvalidArgumentError(f'offsets are told as {{"topic": {{"0": 12}}}}, not {text!r:.80}: {error}') from None
     return told.get(name, {}).get(str(number), otherwise)

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from basaltmq.decoding import msgpack_decoder
 from basaltmq.errors import CorruptionError
 from basaltmq.ids import Ids
 from basaltmq.messages.branches import HEURISTICALLY_ROLLED_BACK, PREPARED, Xid, xid_key
@@ -43,7 +44,7 @@ _HOLD: Final = Struct(">QI")
 _APART: Final = b"\xc1"
 _ID_BYTES: Final = 16
 _ENCODE_DRAFT: Final = msgspec.msgpack.Encoder().encode
-_DECODE_DRAFT: Final = msgspec.msgpack.Decoder(Draft).decode
+_DECODE_DRAFT: Final = msgpack_decoder(Draft)
 
 
 class Hold(NamedTuple):

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from basaltmq.decoding import converter, msgpack_decoder
 from basaltmq.errors import BasaltError, CorruptionError, InvalidConfigError
 from basaltmq.queues.message import check_queue_name
 
@@ -129,6 +130,12 @@ def _check_name(field: str, name: str) -> None:
         raise InvalidConfigError(f"{field} of a queue: {error}") from None
 
 
+queue_config: Final = converter(QueueConfig)
+"""A configuration from plain values."""
+
+_decode: Final = msgpack_decoder(QueueConfig)
+
+
 def encode_config(config: QueueConfig) -> bytes:
     return bytes((LAYOUT,)) + msgspec.msgpack.encode(config)
 
@@ -137,7 +144,7 @@ def decode_config(name: str, row: bytes) -> QueueConfig:
     if row[:1] != bytes((LAYOUT,)):
         raise CorruptionError(f"the configuration of queue {name!r} has an unknown layout: {row[:1].hex() or 'empty'}")
     try:
-        config = msgspec.msgpack.decode(memoryview(row)[1:], type=QueueConfig)
+        config = _decode(memoryview(row)[1:])
     except (msgspec.DecodeError, UnicodeDecodeError, InvalidConfigError) as error:
         raise CorruptionError(f"the configuration of queue {name!r} is damaged: {error}") from None
     if config.name != name:

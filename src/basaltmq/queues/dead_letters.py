@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
+from basaltmq.decoding import json_decoder
 from basaltmq.queues import rows
 from basaltmq.queues.backing import APART, SHARED, TRANSIENT, Entry
 from basaltmq.queues.change import Change
@@ -66,7 +67,7 @@ class Death(msgspec.Struct, omit_defaults=True):
     attempts: int = 0
 
 
-_DEATHS: Final = msgspec.json.Decoder(list[Death])
+_DEATHS: Final = json_decoder(list[Death])
 
 
 def history_of(message: Message) -> list[Death]:
@@ -75,7 +76,7 @@ def history_of(message: Message) -> list[Death]:
     if text is None:
         return []
     try:
-        return _DEATHS.decode(text)
+        return _DEATHS(text)
     except msgspec.DecodeError:
         return []
 

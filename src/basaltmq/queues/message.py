@@ -20,6 +20,7 @@ from typing import Final
 
 import msgspec
 
+from basaltmq.decoding import msgpack_decoder
 from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError
 from basaltmq.ids import check_id
 from basaltmq.store import keys
@@ -47,7 +48,7 @@ HEAD: Final = Struct(">BBIIQQIII")
 """The fixed part of a row, up to the labels."""
 
 _ENCODE_LABELS: Final = msgspec.msgpack.Encoder().encode
-_DECODE_LABELS: Final = msgspec.msgpack.Decoder(tuple[dict[str, str], tuple[str, ...]]).decode
+_DECODE_LABELS: Final = msgpack_decoder(tuple[dict[str, str], tuple[str, ...]])
 
 
 class Message(msgspec.Struct, kw_only=True, gc=False):

@@ -17,12 +17,13 @@ the one deletes the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 from uuid import UUID
 
 import msgspec
 
+from basaltmq.decoding import json_decoder
 from basaltmq.errors import BasaltError, CorruptionError
 from basaltmq.queues import rows
 from basaltmq.queues.backing import APART, Entry
@@ -96,6 +97,10 @@ class _QueueV1(msgspec.Struct):
         )
 
 
+_MESSAGE_V1: Final = json_decoder(_MessageV1)
+_QUEUE_V1: Final = json_decoder(_QueueV1)
+
+
 def from_version_1(store: Store) -> Iterator[Batch]:
     # A batch is written when the next one is asked for: behind an empty one, all of those above it are.
     yield from _messages(store)
@@ -113,7 +118,7 @@ def _messages(store: Store) -> Iterator[Batch]:
     for key, row in store.scan(Family.MESSAGES):
         if not row.startswith(_BRACE):
             continue
-        message = _upgraded(_MessageV1, row, f"message {key.hex()}")
+        message = _upgraded(_MESSAGE_V1, row, f"message {key.hex()}")
         batch.put(Family.MESSAGES, message.key(), encode_row(message))
         batch.delete(Family.MESSAGES, key)
         old_lease = keys.lp(message.queue) + _COLON + message.id
@@ -157,7 +162,7 @@ def _queues(store: Store) -> Iterator[Batch]:
     batch = Batch()
     for key, row in store.scan(Family.QUEUES):
         if row.startswith(_BRACE):
-            batch.put(Family.QUEUES, key, encode_config(_upgraded(_QueueV1, row, f"queue {key!r}")))
+            batch.put(Family.QUEUES, key, encode_config(_upgraded(_QUEUE_V1, row, f"queue {key!r}")))
     yield batch
 
 
@@ -236,8 +241,8 @@ def count(store: Store, queue: str, batch: Batch) -> None:
     batch.put(Family.QUEUE_STATS, keys.queue_stats_key(queue), stats.encode())
 
 
-def _upgraded(kind: type[Any], row: bytes, what: str) -> Any:
+def _upgraded(decode: Callable[[bytes], Any], row: bytes, what: str) -> Any:
     try:
-        return msgspec.json.decode(row, type=kind).upgraded()
+        return decode(row).upgraded()
     except (msgspec.DecodeError, BasaltError, ValueError) as error:
         raise CorruptionError(f"{what} of version 1 cannot be read: {error}; nothing of it was changed") from None

@@ -33,6 +33,7 @@ from uuid import UUID
 
 import msgspec
 
+from basaltmq.decoding import msgpack_decoder
 from basaltmq.errors import (
     BasaltError,
     CorruptionError,
@@ -99,6 +100,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     at_ms: int = 0
 
 
+_decode_run: Final = msgpack_decoder(Run)
+
+
 class Imported(msgspec.Struct, frozen=True):
     """What an import did."""
 
@@ -132,7 +136,7 @@ def forget_run(store: Store, run: str) -> None:
 
 def _decode(run: str, raw: bytes) -> Run:
     try:
-        found = msgspec.msgpack.decode(raw, type=Run)
+        found = _decode_run(raw)
     except msgspec.DecodeError as error:
         raise CorruptionError(f"the row of the import {run!r} cannot be read: {error}") from None
     if found.layout > LAYOUT:

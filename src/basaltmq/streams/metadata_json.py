@@ -19,6 +19,7 @@ from uuid import UUID
 
 import msgspec
 
+from basaltmq.decoding import converter
 from basaltmq.errors import CorruptionError, InvalidArgumentError, StoreTooNewError
 from basaltmq.streams.drivers import Drivers
 from basaltmq.streams.offsets import Commit, Offsets, TopicPartition
@@ -56,6 +57,11 @@ class CommitLine(msgspec.Struct, forbid_unknown_fields=True):
     metadata: str = ""
     committed_ms: int = 0
     epoch: int = -1
+
+
+_HEAD: Final = converter(Head)
+_TOPIC: Final = converter(TopicLine)
+_COMMIT: Final = converter(CommitLine)
 
 
 class Imported(msgspec.Struct):
@@ -158,12 +164,12 @@ def _decoded(number: int, raw: bytes | str) -> Head | TopicLine | CommitLine:
     try:
         fields: Any = msgspec.json.decode(raw)
         if number == 1:
-            return _head(msgspec.convert(fields, Head))
+            return _head(_HEAD(fields))
         if not isinstance(fields, dict):
             raise InvalidArgumentError(f"line {number} is not a JSON object")
         if "group" in fields:
-            return msgspec.convert(fields, CommitLine)
-        return msgspec.convert(fields, TopicLine)
+            return _COMMIT(fields)
+        return _TOPIC(fields)
     except msgspec.MsgspecError as error:
         raise CorruptionError(f"line {number} of the metadata cannot be read: {error}") from error
 

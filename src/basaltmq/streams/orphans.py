@@ -26,7 +26,7 @@ from basaltmq.store.families import Family
 from basaltmq.streams.adapter import StorageAdapter
 from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.shards import Engine, Shards
-from basaltmq.streams.topics import Topics, TopicState
+from basaltmq.streams.topics import Topics, topic_state
 
 TOPICS_PER_STEP: Final = 100
 """Topics removed in one step: as many small batches, some tens of milliseconds."""
@@ -93,7 +93,7 @@ class Orphans:
 
 def _copies(topic_id: UUID, row: bytes) -> list[int]:
     try:
-        state = msgspec.convert(decode_value(row, topic_id).attributes, TopicState)
+        state = topic_state(decode_value(row, topic_id).attributes)
     except (BasaltError, msgspec.ValidationError):
         # A row that cannot be read names no copies.
         return []

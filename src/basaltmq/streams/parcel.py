@@ -18,6 +18,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.ipc
 
+from basaltmq.decoding import json_decoder
 from basaltmq.errors import InvalidArgumentError, LimitExceededError
 from basaltmq.log.arrow import from_arrow
 from basaltmq.log.record import UNSTAMPED
@@ -29,7 +30,7 @@ CHUNKS: Final = b"basalt.chunks"
 
 NAME: Final = re.compile(r"part-\d{5,9}-[0-9a-f]{32}\.arrow")
 
-_DECODE: Final = msgspec.json.Decoder(list[tuple[str, int, int]]).decode
+_DECODE: Final = json_decoder(list[tuple[str, int, int]])
 
 
 def pack(chunks: Sequence[tuple[str, int, pa.RecordBatch]]) -> bytes:

@@ -9,10 +9,11 @@ All but the value may be left out. Bytes that are not UTF-8 are base64 under `va
 from __future__ import annotations
 
 import base64
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
+from basaltmq.decoding import json_decoder
 from basaltmq.errors import InvalidArgumentError
 from basaltmq.log.record import NEVER, UNSTAMPED, Record, StoredRecord
 
@@ -36,7 +37,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
     offset: int | None = None
 
 
-_decoder = msgspec.json.Decoder(Line)
+_decode: Final = json_decoder(Line)
 _encoder = msgspec.json.Encoder()
 
 
@@ -49,7 +50,7 @@ def decode_record(number: int, line: bytes, *, raw: bool, key: str | None) -> Re
 
 def read_line(number: int, line: bytes) -> Line:
     try:
-        return _decoder.decode(line)
+        return _decode(line)
     except msgspec.DecodeError as error:
         raise InvalidArgumentError(
             f'line {number}: {error}; expected {{"value": "...", "key": "..."}}, or use --raw'

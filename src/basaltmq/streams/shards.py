@@ -38,6 +38,7 @@ from uuid import UUID
 
 import msgspec
 
+from basaltmq.decoding import json_decoder
 from basaltmq.errors import (
     CorruptionError,
     InvalidArgumentError,
@@ -224,9 +225,12 @@ class ShardMeta(msgspec.Struct, frozen=True, gc=False):
         return cls(number, topic, partition, _ENGINES[engine], config, lane, flags, start, least, created)
 
 
+_decode_json: Final = json_decoder(ShardConfig)
+
+
 @lru_cache(maxsize=CONFIGS_CACHED_MAX)
 def _decode_config(raw: bytes) -> ShardConfig:
-    return msgspec.json.decode(raw, type=ShardConfig)
+    return _decode_json(raw)
 
 
 def shard_name(topic_id: UUID, partition: int) -> str:

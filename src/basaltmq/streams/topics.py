@@ -26,6 +26,7 @@ from basaltmq.catalog.catalog import Catalog
 from basaltmq.catalog.kinds import Kind
 from basaltmq.catalog.objects import Action, CatalogObject, Event, NewObject
 from basaltmq.catalog.record import ROOT, check_name
+from basaltmq.decoding import converter
 from basaltmq.errors import (
     AlreadyExistsError,
     BasaltError,
@@ -139,6 +140,12 @@ class Topic(msgspec.Struct, frozen=True):
     shards: tuple[int, ...]
     """Shard numbers by partition."""
     migration: Moving | None = None
+
+
+topic_config: Final = converter(TopicConfig)
+"""Settings from plain values."""
+
+topic_state: Final = converter(TopicState)
 
 
 class TopicPage(msgspec.Struct, frozen=True):
@@ -354,7 +361,7 @@ class Topics:
 
     def _decoded(self, found: CatalogObject) -> Topic:
         try:
-            state = msgspec.convert(found.attributes, TopicState)
+            state = topic_state(found.attributes)
         except msgspec.ValidationError as error:
             raise CorruptionError(f"the settings of topic {found.name!r} cannot be read: {error}") from error
         numbers = tuple(number for _, number in self._shards.of_topic(found.id))
@@ -426,7 +433,7 @@ def _changed(topic: Topic, changes: dict[str, Any]) -> TopicConfig:
         known = ", ".join(TopicConfig.__struct_fields__)
         raise InvalidArgumentError(f"a topic has no setting {', '.join(sorted(unknown))}; it has {known}")
     try:
-        config = msgspec.convert(msgspec.to_builtins(given), TopicConfig)
+        config = topic_config(msgspec.to_builtins(given))
     except msgspec.ValidationError as error:
         raise InvalidConfigError(f"topic {topic.name!r}: {error}") from error
     config.check()

@@ -30,6 +30,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from basaltmq.decoding import msgpack_decoder
 from basaltmq.errors import (
     AuthenticationError,
     CorruptionError,
@@ -246,10 +247,13 @@ def _permission(given: tuple[str, str]) -> Permission:
     raise InvalidArgumentError(f"there is no permission {kind!r:.80}; there is {', '.join(KINDS)}")
 
 
+_decode_row: Final = msgpack_decoder(_Row)
+
+
 def _decode(key_id: str, row: bytes) -> _Row:
     if row[:1] != bytes((LAYOUT,)):
         raise CorruptionError(f"the row of API key {key_id} has an unknown layout: {row[:1].hex() or 'empty'}")
     try:
-        return msgspec.msgpack.decode(memoryview(row)[1:], type=_Row)
+        return _decode_row(memoryview(row)[1:])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptionError(f"the row of API key {key_id} is damaged: {error}") from None
