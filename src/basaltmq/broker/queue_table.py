@@ -74,6 +74,8 @@ class QueueTable:
         self.by_name: dict[str, BrokerQueue] = {}
         self.retired = dict.fromkeys((*COUNTED, *COUNTED_BELOW), 0)
         """What queues that are gone had counted, so that sums over a virtual host never fall."""
+        self.unserved: set[str] = set()
+        """Queues that exist on disk and could not be loaded."""
         self._vhost = vhost
         self._plane = plane
         self._streams = streams
@@ -101,6 +103,7 @@ class QueueTable:
                 try:
                     self._add(config.name, declared, None)
                 except BasaltError as error:
+                    self.unserved.add(config.name)
                     faults.append(f"queue {config.name!r} is not served: {error}")
         return faults
 

@@ -8,6 +8,9 @@ Everything is in memory; what is durable is in rows as well, written with each c
 Arguments are an AMQP field table. A binding is durable if both its ends are. A row that leads to a queue or exchange
 that is gone (its deletion was cut off by a crash before anybody was told of it) is removed at open.
 
+Memory and rows agree after every operation: what a removal takes along is found first, then leaves disk in one batch,
+then memory. `tests/model/test_topology.py` compares both with a plain model.
+
 Routing walks from exchange to exchange and visits each once, so cycles of bindings and of alternate exchanges end. An
 exchange none of whose bindings takes the message hands it to its alternate exchange.
 """
@@ -76,26 +79,39 @@ class Topology:
         for name, kind in PREDECLARED:
             self.exchanges[name] = Exchange(name, kind)
 
-    def load(self, is_durable_queue: Callable[[str], bool]) -> list[str]:
-        """Read the rows; what was found without its ends, in one line each, and was removed."""
+    def load(
+        self, is_durable_queue: Callable[[str], bool], is_unserved: Callable[[str], bool] | None = None
+    ) -> list[str]:
+        """Read the rows; a line about each binding that leads nowhere.
+
+        Such a binding is removed, and with its last binding an auto-delete exchange. A crash between a queue's deletion
+        and that of its bindings leaves such rows. A queue that exists but cannot be served (`is_unserved`) keeps its
+        rows for the next start.
+        """
         for key, row in self._rows(keys.exchange_prefix()):
             exchange = decode_exchange(keys.decode_exchange_key(key), row)
             self.exchanges[exchange.name] = exchange
-        lost: list[str] = []
+        lines: list[str] = []
+        losers: set[str] = set()
         batch = Batch()
         for key, row in self._rows(keys.binding_prefix()):
             source, kind, name, routing_key, number = keys.decode_binding_key(key)
+            if kind == QUEUE and is_unserved is not None and is_unserved(name):
+                lines.append(f"a binding from {source!r} to {name!r} is not in use because the queue is not served")
+                continue
             exists = name in self.exchanges if kind == EXCHANGE else is_durable_queue(name)
             if source not in self.exchanges or not exists:
-                lost.append(f"a binding from {source!r} to {name!r} lost one of its ends and was removed")
+                lines.append(f"a binding from {source!r} to {name!r} lost one of its ends and was removed")
+                losers.add(source)
                 batch.delete(Family.TOPOLOGY, key)
                 continue
             arguments = _decode_arguments(row[1:], f"a binding from {source!r} to {name!r}", row)
             self._link(Binding(source, Destination(kind, name), routing_key, arguments, number, True))
         if len(batch):
             self._store.write(batch)
-        self.version += 1
-        return lost
+        found = [self.exchanges[name] for name in sorted(losers) if name in self.exchanges]
+        self._remove([], [each.name for each in found if each.auto_delete and not each.bindings])
+        return lines
 
     def _rows(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         return self._store.scan(Family.TOPOLOGY, *keys.prefix_range(prefix))
@@ -167,19 +183,14 @@ class Topology:
             return False
         if if_unused and exchange.bindings:
             raise PreconditionFailedError(f"exchange '{name}' in vhost '{self._vhost}' in use")
-        batch = Batch()
-        batch.delete(Family.TOPOLOGY, keys.exchange_key(name))
-        gone = [*exchange.bindings.values(), *self._incoming.get(Destination(EXCHANGE, name), {}).values()]
-        self._forget(batch, gone, keep=name)
-        self._store.write(batch)
-        self._apply_forgotten(gone, {name})
+        self._remove([], [name])
         return True
 
     def bind(
         self, source: str, destination: Destination, routing_key: str, arguments: Arguments | None, *, durable: bool
     ) -> bool:
         """Bind a queue or exchange; False if that binding exists. `durable`: the destination is."""
-        exchange = self._source(source)
+        exchange = self.get(source)
         self._require_destination(destination)
         if source == "":
             raise AccessRefusedError("operation not permitted on the default exchange")
@@ -204,7 +215,7 @@ class Topology:
         self, source: str, destination: Destination, routing_key: str, arguments: Arguments | None
     ) -> Binding | None:
         """Take a binding away, and the exchange too if that was its last and it asked for it. None: there was none."""
-        exchange = self._source(source)
+        exchange = self.get(source)
         self._require_destination(destination)
         if source == "":
             raise AccessRefusedError("operation not permitted on the default exchange")
@@ -220,50 +231,55 @@ class Topology:
             self._remove(gone)
         self.version += 1
 
-    def _remove(self, gone: Sequence[Binding]) -> None:
-        batch = Batch()
-        doomed = self._forget(batch, gone)
-        if len(batch):
-            self._store.write(batch)
-        self._apply_forgotten(gone, doomed)
+    def _remove(self, bindings: Iterable[Binding], exchanges: Iterable[str] = ()) -> None:
+        """Remove bindings and exchanges with all that goes along, from disk in one batch and from memory.
 
-    def _forget(self, batch: Batch, gone: Sequence[Binding], keep: str = "") -> set[str]:
-        """Stage the removal of bindings; the auto-delete exchanges that lose their last one go along."""
+        An exchange takes the bindings from and to it along. The last binding of an auto-delete exchange takes the
+        exchange along, and so on.
+        """
+        doomed = set(exchanges)
+        pending = list(bindings)
+        for name in doomed:
+            pending += self.exchanges[name].bindings.values()
+            pending += self.bindings_to(Destination(EXCHANGE, name))
+        gone: dict[tuple[str, Destination, str, int], Binding] = {}
         leaving: dict[str, int] = {}
-        for binding in gone:
+        while pending:
+            binding = pending.pop()
+            if binding.identity in gone:
+                continue
+            gone[binding.identity] = binding
+            leaving[binding.source] = leaving.get(binding.source, 0) + 1
+            source = self.exchanges[binding.source]
+            is_last = leaving[source.name] == len(source.bindings)
+            if is_last and source.auto_delete and source.name not in doomed:
+                doomed.add(source.name)
+                pending += self.bindings_to(Destination(EXCHANGE, source.name))
+        batch = Batch()
+        for binding in gone.values():
             if binding.durable:
                 batch.delete(Family.TOPOLOGY, _key(binding))
-            leaving[binding.source] = leaving.get(binding.source, 0) + 1
-        doomed = set()
-        for source, count in leaving.items():
-            exchange = self.exchanges[source]
-            if exchange.auto_delete and source != keep and len(exchange.bindings) == count:
-                doomed.add(source)
-                batch.delete(Family.TOPOLOGY, keys.exchange_key(source))
-        return doomed
-
-    def _apply_forgotten(self, gone: Sequence[Binding], doomed: Iterable[str]) -> None:
-        for binding in gone:
-            exchange = self.exchanges[binding.source]
-            if binding.identity in exchange.bindings:
-                exchange.remove(binding)
-                incoming = self._incoming[binding.destination]
-                del incoming[binding.identity]
-                if not incoming:
-                    del self._incoming[binding.destination]
-        self.version += 1
         for name in doomed:
-            self.exchanges.pop(name, None)
-            rest = list(self._incoming.get(Destination(EXCHANGE, name), {}).values())
-            if rest:
-                self._remove(rest)
+            if self.exchanges[name].durable:
+                batch.delete(Family.TOPOLOGY, keys.exchange_key(name))
+        if len(batch):
+            self._store.write(batch)
+        for binding in gone.values():
+            self._unlink(binding)
+        for name in doomed:
+            del self.exchanges[name]
+        self.version += 1
 
     def _link(self, binding: Binding) -> None:
         self.exchanges[binding.source].add(binding)
         self._incoming.setdefault(binding.destination, {})[binding.identity] = binding
 
-    def _source(self, name: str) -> Exchange:
-        return self.get(name)
+    def _unlink(self, binding: Binding) -> None:
+        self.exchanges[binding.source].remove(binding)
+        incoming = self._incoming[binding.destination]
+        del incoming[binding.identity]
+        if not incoming:
+            del self._incoming[binding.destination]
 
     def _require_destination(self, destination: Destination) -> None:
         if destination.kind == EXCHANGE:

@@ -123,7 +123,7 @@ class VHost:
             self._exchanges = self.topology.exchanges
             for fault in self.queues.load():
                 report(f"vhost {name!r}: {fault}")
-            for fault in self.topology.load(self.queues.by_name.__contains__):
+            for fault in self.topology.load(self.queues.by_name.__contains__, self.queues.unserved.__contains__):
                 report(f"vhost {name!r}: {fault}")
         except BaseException:
             self.commit.close()

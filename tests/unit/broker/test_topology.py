@@ -275,6 +275,55 @@ def test_an_auto_delete_exchange_goes_with_its_last_binding_and_takes_those_to_i
     assert "front" not in again.exchanges
 
 
+@pytest.mark.promise("P2", "P10")
+def test_deleting_an_exchange_takes_auto_delete_sources_from_memory_and_disk() -> None:
+    store = MemoryStore()
+    here = topology(store)
+    here.declare("first", "fanout", auto_delete=True)
+    here.declare("second", "fanout", auto_delete=True)
+    here.declare("target", "fanout")
+    link(here, "first", "second")
+    link(here, "second", "target")
+    before = store.writes()
+    here.delete("target")
+    assert store.writes() == before + 1, "one operation is one batch"
+    again = topology(store)
+    again.load(QUEUES.__contains__)
+    assert set(here.exchanges) == set(again.exchanges)
+    assert "first" not in here.exchanges
+
+
+@pytest.mark.promise("P10")
+def test_a_binding_lost_in_a_crash_takes_its_auto_delete_exchange_along() -> None:
+    store = MemoryStore()
+    here = topology(store)
+    here.declare("front", "fanout", auto_delete=True)
+    here.declare("back", "fanout", auto_delete=True)
+    link(here, "front", "back")
+    bind(here, "back", "q1")
+    again = topology(store)
+    assert len(again.load({"q2"}.__contains__)) == 1
+    assert not {"front", "back"} & set(again.exchanges)
+    third = topology(store)
+    assert third.load(QUEUES.__contains__) == []
+    assert set(third.exchanges) == set(again.exchanges)
+
+
+def test_a_queue_that_is_not_served_keeps_its_bindings() -> None:
+    store = MemoryStore()
+    here = topology(store)
+    here.declare("x", "fanout", auto_delete=True)
+    bind(here, "x", "q1")
+    again = topology(store)
+    lines = again.load({"q2", "q3"}.__contains__, {"q1"}.__contains__)
+    assert len(lines) == 1
+    assert "not served" in lines[0]
+    assert reached(again, "x") == []
+    third = topology(store)
+    assert third.load(QUEUES.__contains__) == []
+    assert reached(third, "x") == ["q1"]
+
+
 def test_an_exchange_in_use_is_kept_if_asked_to() -> None:
     here = topology()
     here.declare("x", "fanout")
