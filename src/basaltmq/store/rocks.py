@@ -69,10 +69,16 @@ PROPERTIES: Final = {
     "estimated-rows": "rocksdb.estimate-num-keys",
     "estimated-live-bytes": "rocksdb.estimate-live-data-size",
     "pending-compaction-bytes": "rocksdb.estimate-pending-compaction-bytes",
-    "running-compactions": "rocksdb.num-running-compactions",
     "level-0-files": "rocksdb.num-files-at-level0",
+}
+"""Figures that each family has for itself."""
+
+DATABASE_PROPERTIES: Final = {
+    "running-compactions": "rocksdb.num-running-compactions",
     "background-errors": "rocksdb.background-errors",
 }
+"""Figures of the whole database. RocksDB returns the same value for every family, so a sum would be wrong."""
+
 _NEGATIVE: Final = re.compile(r"\s*-\s*\d+\s*")
 _RUN: Final[partial[deque[None]]] = partial(deque, maxlen=0)
 """Exhausts an iterator of calls for what they do."""
@@ -440,7 +446,10 @@ class RocksStore:
 
     def properties(self, family: Family | None = None) -> dict[str, int]:
         chosen = self._chosen(family)
-        return {name: self._measure(chosen, (rocks_name,)) for name, rocks_name in PROPERTIES.items()}
+        found = {name: self._measure(chosen, (rocks_name,)) for name, rocks_name in PROPERTIES.items()}
+        if family is None:
+            found |= {name: self._measure([self._db], (each,)) for name, each in DATABASE_PROPERTIES.items()}
+        return found
 
     def _measure(self, families: Sequence[Rdict], names: Sequence[str]) -> int:
         self.require_open()

@@ -24,7 +24,7 @@ from basaltmq.store.batch import Batch
 from basaltmq.store.families import MIB, Family
 from basaltmq.store.open import open_store, open_view
 from basaltmq.store.options import StoreOptions
-from basaltmq.store.rocks import PROPERTIES, RocksStore
+from basaltmq.store.rocks import DATABASE_PROPERTIES, PROPERTIES, RocksStore
 
 WAIT_S = 60
 F = Family.MESSAGES
@@ -128,10 +128,27 @@ def test_properties_are_per_family_and_summed_over_all(store: RocksStore) -> Non
         put(store, family, *numbered(number + 1))
     assert store.properties(F)["estimated-rows"] == F + 1
     summed = store.properties()
-    assert set(summed) == set(PROPERTIES)
+    assert set(summed) == {*PROPERTIES, *DATABASE_PROPERTIES}
     for name in ("estimated-rows", "memtable-bytes", "sst-bytes"):
         assert summed[name] == sum(store.properties(family)[name] for family in Family)
     assert summed["estimated-rows"] == len(Family) * (len(Family) + 1) // 2
+
+
+@pytest.mark.spec("A10")
+def test_figures_of_the_database_are_counted_once(store: RocksStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Compacting:
+        """A family of a database that runs one compaction."""
+
+        def property_int_value(self, name: str) -> int:
+            return 1
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "_families", [Compacting()] * len(Family))
+        patched.setattr(store, "_db", Compacting())
+        summed, single = store.properties(), store.properties(F)
+    assert summed["running-compactions"] == summed["background-errors"] == 1
+    assert summed["level-0-files"] == len(Family)
+    assert set(single) == set(PROPERTIES), "a family has none of its own"
 
 
 @pytest.mark.spec("A10", "A11")
