@@ -69,7 +69,7 @@ class Node:
         """What was found at open that belongs to no virtual host, a line each."""
         self.started_s = time.time()
         self.stop_requested: asyncio.Event = asyncio.Event()
-        """Set when the node is to stop: a virtual host stays down and the strategy is `stop_node`."""
+        """Set when the node is to stop: a virtual host stays down and `vhosts.on_failure` is `stop_node`."""
         self._store = store
         self._memory = memory
         self._budget = MemoryBudget()
@@ -167,7 +167,10 @@ class Node:
         }
 
     async def create_vhost(self, name: str, *, description: str = "", tags: tuple[str, ...] = ()) -> None:
-        """Make a virtual host; durable, and serving, on return."""
+        """Make a virtual host; durable, and serving, on return.
+
+        VHostDownError if it was made but does not serve.
+        """
         if not name or len(name.encode(errors="replace")) > VHOST_NAME_BYTES_MAX:
             raise InvalidArgumentError(f"the name of a vhost has 1 to {VHOST_NAME_BYTES_MAX} bytes")
         if name in self._vhosts:
@@ -176,6 +179,7 @@ class Node:
         self.catalog.create(Kind.VHOST, name, attributes=attributes)
         await self.durable()
         await self._begin(name)
+        await self._vhosts[name].require_running()
 
     async def update_vhost(self, name: str, *, description: str, tags: tuple[str, ...] = ()) -> None:
         found = self._object(name)
@@ -200,15 +204,17 @@ class Node:
         await self.durable()
 
     async def start_vhost(self, name: str) -> None:
-        """An operator starts a virtual host that is down."""
-        await self.supervised(name).start()
+        """An operator starts a virtual host that is down; VHostDownError if it does not serve on return."""
+        await self.supervised(name).start_by_hand()
 
     async def restart_vhost(self, name: str) -> None:
-        """Close a virtual host and open it again; its connections are closed."""
+        """Close a virtual host and open it again; its connections are closed.
+
+        VHostDownError if it does not serve on return.
+        """
         supervised = self.supervised(name)
         self.connections.close_all(f"vhost '{name}' is restarted", vhost=name)
-        await supervised.stop()
-        await supervised.start()
+        await supervised.restart_by_hand()
 
     def on_blocked(self, callback: Listener, vhost: str | None = None) -> Callable[[], None]:
         """Tell `callback` when publishers are held, with the reason, and with None when they are not any more.

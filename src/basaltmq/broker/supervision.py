@@ -4,13 +4,14 @@
                                                          └─ too often ─> down ─> (an operator) ─> starting
 
 At most `restarts_max` restarts within `window_s`; then it stays down until an operator starts it, while the others
-serve (`continue`), or the whole node stops (`stop_node`). A restart that cannot open the store counts like any other,
+serve (`vhosts.on_failure = "continue"`), or the whole node stops (`"stop_node"`). A restart that cannot open the store counts like any other,
 after a pause that grows. What could not be opened when the node started is restarted the same way.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
 import time
@@ -23,6 +24,10 @@ from basaltmq.errors import BasaltError, VHostDownError
 
 PAUSE_S: Final = 0.2
 """Before the first restart after another; doubled for each further one in the window."""
+
+SETTLE_S: Final = 60.0
+"""How long an operator's start waits for the last restart. The default of three restarts pauses 0.8 s in all; the rest
+is for opening the store."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -69,6 +74,11 @@ class Supervised:
         self._recent: deque[float] = deque()
         self._restarting: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
+        self._operator = asyncio.Lock()
+        """One start or restart by hand at a time."""
+        self._settled = asyncio.Event()
+        """Set while no start or restart is under way."""
+        self._is_pausing = False
 
     def vhost(self) -> VHost:
         if self.state is VHostState.RUNNING and self._vhost is not None:
@@ -86,15 +96,38 @@ class Supervised:
             self._enter(VHostState.STARTING)
         await self._try_open()
 
+    async def start_by_hand(self) -> None:
+        """Open it unless it runs; VHostDownError with the reason if it does not serve on return."""
+        async with self._operator:
+            await self.start()
+            await self.require_running()
+
+    async def restart_by_hand(self) -> None:
+        """Close it and open it again; VHostDownError with the reason if it does not serve on return."""
+        async with self._operator:
+            await self.stop()
+            await self.start()
+            await self.require_running()
+
+    async def require_running(self, timeout_s: float = SETTLE_S) -> None:
+        """Wait for restarts that are under way; VHostDownError with the reason if it does not serve then."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._settled.wait()
+        self.vhost()
+
     async def stop(self) -> None:
         """Close it, cleanly if it runs."""
+        self._enter(VHostState.STOPPED)
         if self._restarting is not None:
-            self._restarting.cancel()
+            # A restart that opens or closes the store works in a thread, which cannot be cancelled: what it opens would
+            # stay open and locked.
+            if self._is_pausing:
+                self._restarting.cancel()
             await asyncio.wait([self._restarting])
             self._restarting = None
         async with self._lock:
             vhost, self._vhost = self._vhost, None
-            self._enter(VHostState.STOPPED)
             if vhost is not None:
                 await vhost.close()
                 await self._close_store(vhost)
@@ -103,11 +136,14 @@ class Supervised:
         await self._let_go()
         try:
             async with self._lock:
-                if self.state is VHostState.STOPPED:
+                if self._is_stopped():
                     return
                 vhost = await self._open_vhost()
                 vhost.on_failed = self._failed
                 self._vhost = vhost
+                if self._is_stopped():
+                    # `stop` waits for the lock and closes it.
+                    return
                 vhost.start()
                 self.error = None
                 self._enter(VHostState.RUNNING)
@@ -117,6 +153,9 @@ class Supervised:
         except Exception as error:
             _log.exception("vhost %r cannot be opened", self.name)
             self._failed(error)
+
+    def _is_stopped(self) -> bool:
+        return self.state is VHostState.STOPPED
 
     def _failed(self, error: BaseException) -> None:
         self.error = error
@@ -145,7 +184,11 @@ class Supervised:
 
     async def _restart(self, pause_s: float) -> None:
         if pause_s:
-            await asyncio.sleep(pause_s)
+            self._is_pausing = True
+            try:
+                await asyncio.sleep(pause_s)
+            finally:
+                self._is_pausing = False
         await self._try_open()
 
     async def _let_go(self) -> None:
@@ -160,6 +203,10 @@ class Supervised:
                     _log.error("vhost %r did not close after its failure: %s", self.name, error)
 
     def _enter(self, state: VHostState) -> None:
+        if state in (VHostState.STARTING, VHostState.RESTARTING):
+            self._settled.clear()
+        else:
+            self._settled.set()
         if state is not self.state:
             self.state = state
             self._changed(self)

@@ -15,10 +15,12 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from tests.interop.server import Broker
 
+from basaltmq.broker.vhost_directory import NAME_FILE, VHostDirectories
 from basaltmq.cli import server_topic
 from basaltmq.cli.api_client import path
 from basaltmq.cli.main import main
 from basaltmq.errors import RemoteError
+from basaltmq.store.directory import encode_line
 
 Run: TypeAlias = Callable[..., Result]
 
@@ -97,6 +99,23 @@ def test_users_are_made_let_in_and_taken_away(basalt: Run) -> None:
     basalt("user", "delete", "erin")
     assert "erin" not in basalt("user", "list").stdout
     assert "first line of stdin" in basalt("user", "create", "nobody", code=2).stderr
+
+
+def test_a_restart_that_fails_ends_with_the_reason(basalt: Run, broker: Broker) -> None:
+    basalt("vhost", "create", "mixed-up")
+    name_file = VHostDirectories(broker.data_dir).path("mixed-up") / NAME_FILE
+    before = name_file.read_bytes()
+    name_file.write_bytes(encode_line({"name": "another"}))
+    refused = basalt("vhost", "restart", "mixed-up", code=1)
+    assert "is up" not in refused.output
+    assert "error [vhost_down]: vhost 'mixed-up' is down" in refused.stderr
+    assert "says it is of vhost 'another'" in refused.stderr
+    with pytest.raises(RemoteError) as caught:
+        broker.call("POST", path("vhosts", "mixed-up", "restart"))
+    assert caught.value.status == 503
+    name_file.write_bytes(before)
+    assert basalt("vhost", "restart", "mixed-up").stdout == "vhost mixed-up is up\n"
+    basalt("vhost", "delete", "mixed-up", "--yes")
 
 
 def test_virtual_hosts_and_their_stores_are_looked_after(basalt: Run, tmp_path: Path) -> None:

@@ -153,6 +153,20 @@ def test_a_vhost_that_stays_down_stops_the_node_only_if_asked_to(tmp_path: Path,
 
 
 @pytest.mark.spec("E9")
+def test_making_a_vhost_that_does_not_come_up_is_no_success(tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        in_the_way = node.directories.path("new")
+        in_the_way.write_text("a file")
+        with pytest.raises(VHostDownError, match="vhost 'new' is down"):
+            await node.create_vhost("new")
+        in_the_way.unlink()
+        await node.start_vhost("new")
+        assert node.vhost("new").is_up
+
+    with_node(tmp_path, test, config={"vhosts": Vhosts(restarts_max=0)})
+
+
+@pytest.mark.spec("E9")
 @pytest.mark.promise("P7")
 def test_unknown_directories_are_moved_aside_and_reported(tmp_path: Path) -> None:
     async def nothing(node: Node) -> None:
@@ -191,6 +205,8 @@ def test_a_vhost_whose_directory_is_gone_or_anothers_stays_down_and_is_not_made_
             await until(lambda each=supervised: each.state is VHostState.DOWN)  # type: ignore[misc]
             assert text in str(supervised.error)
         assert node.vhost("/").is_up
+        with pytest.raises(VHostDownError, match="is missing; put it back"):
+            await node.restart_vhost("one")
         (tmp_path / "elsewhere").rename(directories.path("one"))
         await node.start_vhost("one")
         assert node.vhost("one").is_up

@@ -20,7 +20,10 @@ class Rig:
     def __init__(self, *, restarts_max: int = 3, window_s: float = 300.0) -> None:
         self.now_s = 0.0
         self.opened = 0
+        self.closed = 0
         self.refuse = 0
+        self.opening: asyncio.Event | None = None
+        """Opening waits for it."""
         self.gave_up: list[str] = []
         self.states: list[VHostState] = []
         self.store = BrokenStore()
@@ -38,6 +41,8 @@ class Rig:
 
     async def _open(self) -> VHost:
         self.opened += 1
+        if self.opening is not None:
+            await self.opening.wait()
         if self.refuse:
             self.refuse -= 1
             raise StorageError("the test does not open")
@@ -48,6 +53,7 @@ class Rig:
 
     async def _close(self, vhost: VHost) -> None:
         assert isinstance(vhost.store, MemoryStore)
+        self.closed += 1
 
     async def fail(self) -> None:
         """Break the disk under the virtual host that runs, and wait for what comes of it."""
@@ -160,5 +166,62 @@ def test_stopping_ends_a_restart_under_way() -> None:
             await asyncio.sleep(0)
         assert rig.opened == opened
         assert rig.supervised.state is VHostState.STOPPED
+
+    with_rig(test)
+
+
+@pytest.mark.spec("E9")
+def test_a_restart_by_hand_that_fails_says_so_and_why() -> None:
+    async def test(rig: Rig) -> None:
+        rig.refuse = 100
+        with pytest.raises(VHostDownError, match="is down: the test does not open; start it once the cause is gone"):
+            await rig.supervised.restart_by_hand()
+        assert rig.supervised.state is VHostState.DOWN
+        with pytest.raises(VHostDownError, match="the test does not open"):
+            await rig.supervised.start_by_hand()
+        rig.refuse = 2
+        await rig.supervised.restart_by_hand()
+        assert rig.supervised.vhost().is_up, "it waits for restarts that are under way"
+
+    with_rig(test)
+
+
+@pytest.mark.spec("E9")
+def test_a_start_that_takes_too_long_is_no_success() -> None:
+    async def test(rig: Rig) -> None:
+        rig.opening = asyncio.Event()
+        restarting = asyncio.create_task(rig.supervised.restart_by_hand())
+        await until(lambda: rig.supervised.state is VHostState.STARTING)
+        with pytest.raises(VHostDownError, match="is starting"):
+            await rig.supervised.require_running(timeout_s=0.01)
+        rig.opening.set()
+        await restarting
+        assert rig.supervised.vhost().is_up
+
+    with_rig(test)
+
+
+@pytest.mark.spec("E9")
+@pytest.mark.promise("P11")
+def test_stopping_while_a_restart_opens_the_store_leaves_nothing_open() -> None:
+    async def test(rig: Rig) -> None:
+        rig.opening = asyncio.Event()
+        opened = rig.opened
+        rig.supervised.vhost().fail(StorageError("gone"))
+        await until(lambda: rig.opened == opened + 1)
+        stopping = asyncio.create_task(rig.supervised.stop())
+        await asyncio.sleep(0)
+        rig.opening.set()
+        await stopping
+        assert rig.supervised.state is VHostState.STOPPED
+        assert rig.closed == rig.opened, "what a thread opened meanwhile is closed again"
+
+    with_rig(test)
+
+
+def test_two_operators_at_once_both_get_a_vhost_that_is_up() -> None:
+    async def test(rig: Rig) -> None:
+        await asyncio.gather(*(rig.supervised.restart_by_hand() for _ in range(3)))
+        assert rig.supervised.vhost().is_up
 
     with_rig(test)
