@@ -3,9 +3,9 @@
     starting ─> running ─> (an error of the disk) ─> restarting ─> running
                                                          └─ too often ─> down ─> (an operator) ─> starting
 
-At most `restarts_max` restarts within `window_s`; then it stays down until an operator starts it, while the others
-serve (`vhosts.on_failure = "continue"`), or the whole node stops (`"stop_node"`). A restart that cannot open the store counts like any other,
-after a pause that grows. What could not be opened when the node started is restarted the same way.
+At most `restarts_max` restarts within `window_s`. Then it stays down until an operator starts it and the others serve
+(`vhosts.on_failure = "continue"`), or the whole node stops (`"stop_node"`). A restart that cannot open the store counts
+like any other, after a pause that grows. What could not be opened when the node started is restarted the same way.
 """
 
 from __future__ import annotations
