@@ -89,25 +89,38 @@ class Node:
         self._closed = False
 
     @classmethod
-    async def open(cls, config: Config) -> Node:
+    async def open(cls, config: Config, *, recover_vhosts: bool = False) -> Node:
         """Open the data directory, with all virtual hosts in it. A virtual host that cannot be opened does not stop
-        the others."""
+        the others.
+
+        A directory that is not a broker's, or lost its node store, is refused and left as it is. `recover_vhosts`
+        adopts virtual hosts that have a directory and are unknown to the node store.
+        """
         memory = SharedMemory(config.memory.cache_bytes, config.memory.write_buffer_bytes)
         directories = VHostDirectories(config.data_dir)
+        await asyncio.to_thread(directories.require_ours, recover=recover_vhosts)
+        if recover_vhosts:
+            await asyncio.to_thread(directories.move_lost_node_aside)
         options = StoreOptions(memory=memory)
         store = await asyncio.to_thread(partial(open_store, directories.node_store, options=options))
         node = cls(config, store, memory)
         try:
-            await node._start()
+            await node._start(recover_vhosts)
         except BaseException:
             await node.close()
             raise
         return node
 
-    async def _start(self) -> None:
+    async def _start(self, recover_vhosts: bool) -> None:
         self.is_new = self.catalog.open()
         await self._finish_deletions()
-        if self.is_new:
+        is_empty = not self._objects()
+        if recover_vhosts:
+            await self._adopt()
+        elif is_empty and self.directories.has_any():
+            # The database is there, but what it said is gone. Going on would move every virtual host to quarantine.
+            raise self.directories.node_lost()
+        if self.is_new or (recover_vhosts and is_empty):
             await self._populate()
         names = [each.name for each in self._objects()]
         self.quarantined = self.directories.quarantine_unknown(names)
@@ -117,14 +130,24 @@ class Node:
         await asyncio.gather(*(self._begin(name) for name in names))
 
     async def _populate(self) -> None:
-        """What a new node begins with."""
-        self.catalog.create(
-            Kind.VHOST, DEFAULT_VHOST, attributes={"state": _NEW, "description": "Default virtual host"}
-        )
+        """What a new node begins with, where it is missing."""
+        if self.catalog.find(Kind.VHOST, DEFAULT_VHOST) is None:
+            attributes = {"state": _NEW, "description": "Default virtual host"}
+            self.catalog.create(Kind.VHOST, DEFAULT_VHOST, attributes=attributes)
         auth = self.config.auth
-        if auth.default_user:
+        if auth.default_user and self.catalog.find(Kind.USER, auth.default_user) is None:
             await self.users.create(auth.default_user, auth.default_password, tags=[ADMINISTRATOR])
             await self.permissions.set(auth.default_user, DEFAULT_VHOST, configure=".*", write=".*", read=".*")
+        await self.durable()
+
+    async def _adopt(self) -> None:
+        """Take in virtual hosts that have a directory but are not in the catalog."""
+        known = {each.name for each in self._objects()}
+        for name in self.directories.names():
+            if name not in known:
+                attributes = {"state": _READY, "description": "Recovered from its directory"}
+                self.catalog.create(Kind.VHOST, name, attributes=attributes)
+                _log.warning("vhost %r was recovered from %s", name, self.directories.path(name))
         await self.durable()
 
     async def _finish_deletions(self) -> None:
@@ -259,17 +282,12 @@ class Node:
         await supervised.start()
 
     async def _open_vhost(self, name: str) -> VHost:
-        found = self._object(name)
-        if found.attributes.get("state") == _NEW:
-            path = await asyncio.to_thread(self.directories.make, name)
-            self.catalog.update(found.id, {**found.attributes, "state": _READY})
-            await self.durable()
-        else:
-            path = self.directories.check(name)
+        is_new = self._object(name).attributes.get("state") == _NEW
+        path = await asyncio.to_thread(self.directories.make if is_new else self.directories.check, name)
         options = StoreOptions(memory=self._memory, stall_wait_ms_max=STALL_WAIT_MS)
 
         def open_it() -> VHost:
-            store = open_store(path, options=options)
+            store = open_store(path, create=is_new, options=options)
             try:
                 return VHost(name, store, path=path, budget=self._budget, event_sample=self.config.events.sample)
             except BaseException:
@@ -277,11 +295,25 @@ class Node:
                 raise
 
         vhost = await asyncio.to_thread(open_it)
+        if is_new:
+            try:
+                await self._made(name)
+            except BaseException:
+                await vhost.close()
+                await _close_vhost_store(vhost)
+                raise
         self._guard_size(vhost)
         vhost.on_blocked = lambda stalled: self.alarms.set(
             "store", f"the store of vhost '{name}' is behind with compaction" if stalled else None, name
         )
         return vhost
+
+    async def _made(self, name: str) -> None:
+        """The store of a new virtual host is there. From now on a missing one is an error, not a new one."""
+        found = self._object(name)
+        if found.attributes.get("state") == _NEW:
+            self.catalog.update(found.id, {**found.attributes, "state": _READY})
+            await self.durable()
 
     def _guard_size(self, vhost: VHost) -> None:
         """Hold the publishers of a virtual host while its store is larger than it may be (SPEC A11)."""

@@ -61,8 +61,14 @@ def exit_code(error: BasaltError) -> int:
 @click.option(
     "--print-config", is_flag=True, help="Show every setting with its meaning and where it came from, and end."
 )
+@click.option(
+    "--recover-vhosts",
+    is_flag=True,
+    help="Serve virtual hosts that have a directory but are unknown to the node store. Without a node store, users and "
+    "permissions begin anew.",
+)
 @click.option("--quiet", is_flag=True, help="Say nothing on stdout; the log on stderr stays.")
-def serve(settings: Callable[[], Loaded], print_config: bool, quiet: bool) -> None:
+def serve(settings: Callable[[], Loaded], print_config: bool, quiet: bool, recover_vhosts: bool) -> None:
     """Run the broker: AMQP 0-9-1, Kafka, gRPC, and HTTP for administration.
 
     Settings come from --config FILE, from BASALT_... variables and from flags; every one of them has all three forms,
@@ -76,10 +82,10 @@ def serve(settings: Callable[[], Loaded], print_config: bool, quiet: bool) -> No
     if print_config:
         click.echo(describe(loaded), nl=False)
         return
-    raise SystemExit(_run(loaded, settings, quiet))
+    raise SystemExit(_run(loaded, settings, quiet, recover_vhosts))
 
 
-def _run(loaded: Loaded, settings: Callable[[], Loaded], quiet: bool) -> int:
+def _run(loaded: Loaded, settings: Callable[[], Loaded], quiet: bool, recover_vhosts: bool) -> int:
     config = loaded.config
     logs = Logs(config.log.level, config.log.format, environment=os.environ)
     log = logging.getLogger("basaltmq.serve")
@@ -94,7 +100,7 @@ def _run(loaded: Loaded, settings: Callable[[], Loaded], quiet: bool) -> int:
                 click.echo(welcome(config, ports, __version__))
 
     async def main() -> int:
-        serving = Serving(loaded, settings, logs, os.environ)
+        serving = Serving(loaded, settings, logs, os.environ, recover_vhosts=recover_vhosts)
         await serving.run(ready)
         return serving.code
 

@@ -33,8 +33,7 @@ from basaltmq.cli.listeners import AdminListener, AmqpListener, FilaListener, Ka
 from basaltmq.cli.logs import Logs
 from basaltmq.cli.sockets import bind_all, raise_file_limit
 from basaltmq.cli.systemd import Notifier
-from basaltmq.errors import BasaltError, NotAStoreError
-from basaltmq.store.directory import MARKER
+from basaltmq.errors import BasaltError
 
 STOPPING: Final = "stopping"
 STOPPING_TEXT: Final = "the broker is stopping"
@@ -56,10 +55,17 @@ class Serving:
     """One run of `basalt serve`."""
 
     def __init__(
-        self, loaded: Loaded, settings: Callable[[], Loaded], logs: Logs, environment: Mapping[str, str]
+        self,
+        loaded: Loaded,
+        settings: Callable[[], Loaded],
+        logs: Logs,
+        environment: Mapping[str, str],
+        *,
+        recover_vhosts: bool = False,
     ) -> None:
         self._config = loaded.config
         self._settings = settings
+        self._recover_vhosts = recover_vhosts
         self._logs = logs
         self._notifier = Notifier(environment)
         self._signals = 0
@@ -76,11 +82,6 @@ class Serving:
     async def run(self, ready: Callable[[Config, Mapping[str, int]], None]) -> None:
         """Serve until told to stop. `ready` is called once everything listens."""
         config = self._config
-        if (config.data_dir / MARKER).exists():
-            raise NotAStoreError(
-                f"{config.data_dir} is the store of an embedded program, not a broker's data: name another directory "
-                "with --data-dir"
-            )
         if config.tls.certificate is not None:
             self._tls = server_context(config.tls)
         raise_file_limit(config)
@@ -89,7 +90,7 @@ class Serving:
             self._watch_signals()
             self._notifier.extend(START_EXTENSION_S)
             began = time.monotonic()
-            node = self._node = await Node.open(config)
+            node = self._node = await Node.open(config, recover_vhosts=self._recover_vhosts)
             try:
                 self.ports |= {section: sock.getsockname()[1] for section, sock in sockets.items()}
                 await self._listen(node, sockets)

@@ -20,7 +20,7 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -52,8 +52,17 @@ CHECKSUMS: Final = "CHECKSUMS"
 DATABASE: Final = "kv"
 QUARANTINE: Final = "quarantine"
 
+LEFT_BY_OTHERS: Final = frozenset(
+    {"lost+found", ".DS_Store", ".directory", ".gitignore", ".gitkeep", ".keep", ".snapshot", ".zfs"}
+)
+"""Names that file systems, desktops and version control leave in a directory that is empty for its user. Other hidden
+files count: a home directory has nothing else at first."""
+
 LINE_BYTES_MAX: Final = 256 << 20
 """A sealed line at most; two million files of 100 bytes each, far more than a store has."""
+
+NAMES_SHOWN_MAX: Final = 3
+"""Of what a refused directory holds: enough to recognise it."""
 
 
 def encode_line(said: Mapping[str, Any]) -> bytes:
@@ -114,26 +123,40 @@ class Marker:
             raise CorruptionError(f"{path} has no store id; restore it from a backup of this store") from None
 
 
+def names_in(path: Path) -> list[str]:
+    """What a directory holds, in order, without `LEFT_BY_OTHERS`; nothing if it is missing."""
+    try:
+        return sorted(set(os.listdir(path)) - LEFT_BY_OTHERS)
+    except FileNotFoundError:
+        return []
+    except NotADirectoryError:
+        file = next((each for each in (path, *path.parents) if each.exists()), path)
+        raise NotAStoreError(f"{file} is a file; a store is a directory") from None
+    except OSError as error:
+        raise os_error(error, path) from error
+
+
+def some(names: Sequence[str]) -> str:
+    """A few names, for an error message."""
+    return ", ".join(names[:NAMES_SHOWN_MAX]) + (", ..." if len(names) > NAMES_SHOWN_MAX else "")
+
+
 def read_marker(path: Path) -> Marker | None:
     """The marker of the store at `path`; None if the path is empty or missing, so that a store may begin there."""
+    present = names_in(path)
     try:
-        with os.scandir(path) as entries:
-            present = sorted(entry.name for entry in entries)
         if MARKER in present:
             return Marker.decode((path / MARKER).read_bytes(), path / MARKER)
     except FileNotFoundError:
         return None
-    except NotADirectoryError:
-        file = next((each for each in (path, *path.parents) if each.exists()), path)
-        raise NotAStoreError(f"{file} is a file; a store is a directory") from None
     except IsADirectoryError:
         raise NotAStoreError(f"{path / MARKER} is a directory; in a store it is a file") from None
     except OSError as error:
         raise os_error(error, path) from error
     if set(present) - {MARKER_DRAFT, LOCK}:
         raise NotAStoreError(
-            f"{path} is not a Basalt store: it has no {MARKER} file but holds {', '.join(present[:3])}"
-            f"{', ...' if len(present) > 3 else ''}; name an empty or new directory"
+            f"{path} is not a Basalt store: it has no {MARKER} file but holds {some(present)}; "
+            "name an empty or new directory"
         )
     return None
 

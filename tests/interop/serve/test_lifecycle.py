@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -71,6 +72,31 @@ def test_data_that_is_not_a_brokers_is_refused_and_left_alone(tmp_path: Path) ->
     assert done.returncode == 78
     assert "error [not_a_store]" in last_line(done)
     assert list(letter.parent.iterdir()) == [letter]
+
+
+def test_a_directory_with_other_files_is_refused_and_left_alone(tmp_path: Path) -> None:
+    letter = tmp_path / "data" / "letter.txt"
+    letter.parent.mkdir()
+    letter.write_text("dear")
+    done = serve(tmp_path / "data", *FREE)
+    assert done.returncode == 78
+    said = last_line(done)
+    assert f"error [not_a_store]: {tmp_path / 'data'} is not the data directory of a broker" in said
+    assert "but holds letter.txt" in said
+    assert "--data-dir" in said
+    assert list(letter.parent.iterdir()) == [letter]
+
+
+def test_a_lost_node_store_is_named_with_the_remedy_which_works(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as broker:
+        broker.call("PUT", "/api/vhosts/shop", {})
+        broker.call("PUT", "/api/queues/shop/orders", {"durable": True})
+    shutil.rmtree(tmp_path / "data" / "node")
+    done = serve(tmp_path / "data", *FREE)
+    assert done.returncode == 74
+    assert "--recover-vhosts" in last_line(done)
+    with running(tmp_path / "data", "--recover-vhosts") as broker:
+        assert [each["name"] for each in broker.call("GET", "/api/queues")] == ["orders"]
 
 
 def test_the_store_of_an_embedded_program_is_not_taken_for_a_brokers(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_more_connections_than_files_are_told(tmp_path: Path, monkeypatch: pytes
 def test_data_that_is_served_and_data_that_is_not_a_brokers_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "letter").write_text("dear")
-    assert "letter" in of(findings(tmp_path), "data")[0]["said"]
+    assert "letter" in of(findings(tmp_path, code=2), "data")[0]["said"]
     (tmp_path / "data" / "letter").unlink()
     store = open_store(tmp_path / "data" / "node" / "store")
     try:

@@ -89,6 +89,16 @@ def test_somebody_elses_directory_is_not_a_store(tmp_path: Path) -> None:
     refused(tmp_path / "photos", NotAStoreError, r"cat\.jpg")
 
 
+def test_what_file_systems_and_tools_leave_does_not_make_a_directory_somebody_elses(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / ".DS_Store").touch()
+    open_store(tmp_path).close()
+    assert (tmp_path / "STORE").exists()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / ".bashrc").touch()
+    refused(tmp_path / "home", NotAStoreError, "bashrc")
+
+
 def test_a_marker_of_another_format_is_not_a_store(home: Path) -> None:
     rewrite_marker(home, format="other")
     refused(home, NotAStoreError, "'other'")

@@ -1,0 +1,210 @@
+"""What a start finds in a data directory: files that are lost, damaged or not ours (SPEC E9, P7)."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from tests.unit.broker.rig import FakePublisher, drain, publish, until
+
+from basaltmq.broker.config import Config, Vhosts
+from basaltmq.broker.node import Node
+from basaltmq.broker.supervision import VHostState
+from basaltmq.broker.vhost_directory import NAME_FILE, VHostDirectories, directory_name, read_name
+from basaltmq.errors import BasaltError, CorruptionError, NotAStoreError, StorageError, VHostDownError
+
+VHOSTS = ("/", "shop")
+
+
+def with_node(path: Path, test: Callable[[Node], Awaitable[None]], *, recover: bool = False) -> None:
+    async def whole() -> None:
+        config = Config(data_dir=path, vhosts=Vhosts(restarts_max=0))
+        node = await Node.open(config, recover_vhosts=recover)
+        try:
+            await test(node)
+        finally:
+            await node.close()
+
+    asyncio.run(whole())
+
+
+async def fill(node: Node) -> None:
+    """A message in a queue of each virtual host."""
+    await node.create_vhost("shop")
+    publisher = FakePublisher()
+    for number, name in enumerate(VHOSTS, 1):
+        node.vhost(name).declare_queue("q", durable=True)
+        publish(node.vhost(name), publisher, "q", name.encode(), first=number)
+    await until(lambda: publisher.numbers() == [1, 2])
+
+
+async def holds_all(node: Node) -> None:
+    assert node.vhosts() == list(VHOSTS)
+    for name in VHOSTS:
+        assert [each.payload for each in drain(node.vhost(name), "q")] == [name.encode()]
+
+
+async def nothing(node: Node) -> None:
+    pass
+
+
+def contents(path: Path) -> dict[str, bytes | None]:
+    return {str(each): each.read_bytes() if each.is_file() else None for each in sorted(path.rglob("*"))}
+
+
+@pytest.mark.spec("E9")
+@pytest.mark.promise("P7")
+@pytest.mark.parametrize("raw", [None, b"", b"\0" * 40, b'00000000 {"name": "shop"}\n', b"\xff\xfe"])
+def test_a_lost_or_damaged_name_file_is_written_again(
+    tmp_path: Path, raw: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_node(tmp_path, fill)
+    file = VHostDirectories(tmp_path).path("shop") / NAME_FILE
+    file.unlink() if raw is None else file.write_bytes(raw)
+    with_node(tmp_path, holds_all)
+    assert read_name(file.parent) == "shop"
+    assert "the file was written again" in caplog.text
+    assert not (tmp_path / "quarantine").exists()
+
+
+@pytest.mark.promise("P7")
+def test_the_name_file_of_another_vhost_is_not_written_over(tmp_path: Path) -> None:
+    directories = VHostDirectories(tmp_path)
+    for name in ("one", "two"):
+        directories.make(name)
+    file = directories.path("two") / NAME_FILE
+    file.write_bytes((directories.path("one") / NAME_FILE).read_bytes())
+    with pytest.raises(CorruptionError, match="says it is of vhost 'one', not of 'two'; put the right one back"):
+        directories.check("two")
+    assert read_name(file.parent) == "one"
+
+
+@pytest.mark.spec("E9")
+@pytest.mark.promise("P7")
+@pytest.mark.parametrize("lost", ["store", "store/kv", "store/*"])
+def test_a_vhost_without_its_store_is_down_and_not_made_anew(tmp_path: Path, lost: str) -> None:
+    with_node(tmp_path, fill)
+    path = VHostDirectories(tmp_path).path("shop")
+    for each in [*path.glob(lost)]:
+        shutil.rmtree(each) if each.is_dir() else each.unlink()
+    before = contents(path)
+
+    async def is_down(node: Node) -> None:
+        assert node.supervised("shop").state is VHostState.DOWN
+        with pytest.raises(VHostDownError, match="is missing or empty; put it back from a backup, or delete the vhost"):
+            await node.restart_vhost("shop")
+        assert node.vhost("/").is_up
+        assert contents(path) == before
+        await node.delete_vhost("shop")
+        await node.create_vhost("shop")
+        assert node.vhost("shop").is_up
+
+    with_node(tmp_path, is_down)
+
+
+@pytest.mark.spec("E9")
+@pytest.mark.promise("P1", "P7")
+@pytest.mark.parametrize("lost", ["node", "node/store", "node/store/kv", "node/store/*"])
+def test_a_lost_node_store_is_not_taken_for_a_new_broker(tmp_path: Path, lost: str) -> None:
+    with_node(tmp_path, fill)
+    for each in [*tmp_path.glob(lost)]:
+        shutil.rmtree(each) if each.is_dir() else each.unlink()
+    before = contents(tmp_path)
+    for _ in range(2):
+        with pytest.raises(CorruptionError, match="restore node/ from a backup, or start once with --recover-vhosts"):
+            with_node(tmp_path, nothing)
+        assert contents(tmp_path) == before
+    with_node(tmp_path, holds_all, recover=True)
+
+    async def works(node: Node) -> None:
+        user = await node.users.authenticate("guest", "guest", peer_is_loopback=True)
+        node.permissions.check(user, "/", "configure", "anything")
+        assert node.vhosts() == list(VHOSTS)
+
+    with_node(tmp_path, works)
+
+
+@pytest.mark.promise("P7")
+def test_an_emptied_node_store_moves_nothing_to_quarantine(tmp_path: Path) -> None:
+    with_node(tmp_path, fill)
+
+    async def forget_all(node: Node) -> None:
+        for each in node._objects():
+            node.catalog.delete(each.id)
+        await node.durable()
+
+    with_node(tmp_path, forget_all)
+    with pytest.raises(CorruptionError, match="--recover-vhosts"):
+        with_node(tmp_path, nothing)
+    with_node(tmp_path, holds_all, recover=True)
+
+
+@pytest.mark.promise("P7")
+def test_a_quarantined_vhost_comes_back_as_its_report_says(tmp_path: Path) -> None:
+    with_node(tmp_path, fill)
+
+    async def forget(node: Node) -> None:
+        node.catalog.delete(node._object("shop").id)
+        await node.durable()
+
+    lines: list[str] = []
+
+    async def found(node: Node) -> None:
+        lines.extend(node.quarantined)
+        assert node.vhosts() == ["/"]
+
+    with_node(tmp_path, forget)
+    with_node(tmp_path, found)
+    [line] = lines
+    assert "move it back" in line
+    assert "--recover-vhosts" in line
+    (tmp_path / "quarantine" / f"{directory_name('shop')}.0").rename(VHostDirectories(tmp_path).path("shop"))
+    with_node(tmp_path, holds_all, recover=True)
+
+
+@pytest.mark.spec("E9")
+@pytest.mark.parametrize("name", ["letter.txt", ".bashrc", "node/letter.txt", "node/store/letter.txt"])
+def test_a_directory_that_is_not_a_brokers_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("dear")
+    before = contents(tmp_path)
+    for recover in (False, True):
+        with pytest.raises(NotAStoreError, match="name an empty or new directory") as caught:
+            with_node(tmp_path, nothing, recover=recover)
+        assert str(tmp_path) in str(caught.value)
+        assert Path(name).name in str(caught.value)
+    assert contents(tmp_path) == before
+
+
+def test_what_file_systems_and_tools_leave_is_no_data(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / ".gitkeep").touch()
+    with_node(tmp_path, fill)
+    (tmp_path / "vhosts" / ".DS_Store").touch()
+    (tmp_path / "letter.txt").write_text("beside a broker's data anything may be")
+
+    async def unmoved(node: Node) -> None:
+        await holds_all(node)
+        assert node.quarantined == []
+
+    with_node(tmp_path, unmoved)
+    assert (tmp_path / "vhosts" / ".DS_Store").exists()
+
+
+@pytest.mark.promise("P7")
+def test_a_first_start_that_was_cut_off_begins_again(tmp_path: Path) -> None:
+    (tmp_path / "node" / "store").mkdir(parents=True)
+    (tmp_path / "node" / "store" / "LOCK").touch()
+    (tmp_path / "node" / "store" / "STORE.new").write_bytes(b"half")
+    with_node(tmp_path, fill)
+    with_node(tmp_path, holds_all)
+
+
+def test_a_name_file_that_cannot_be_opened_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / NAME_FILE).mkdir()
+    with pytest.raises(StorageError, match=r"\.vhost") as caught:
+        read_name(tmp_path)
+    assert isinstance(caught.value, BasaltError)
