@@ -12,13 +12,12 @@ every publish asks.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final
 
 import msgspec
 
-from basaltmq.broker.patterns import compiled
+from basaltmq.broker.patterns import Pattern, compiled, escaped, stored
 from basaltmq.broker.users import User
 from basaltmq.catalog.catalog import Catalog
 from basaltmq.catalog.kinds import Kind
@@ -37,7 +36,8 @@ ANSWERS_MAX: Final = 65_536
 DEFAULT_EXCHANGE: Final = "amq.default"
 """The name patterns see for the default exchange."""
 
-_NOTHING: Final = re.compile(r"^$")
+PATTERNS_MAX: Final = 1024
+"""Compiled patterns kept: about 2 KiB each, at most 128 KiB; past it all are dropped."""
 
 
 class Permission(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ class Permissions:
         self._durable = durable
         self._answers: dict[tuple[str, ...], bool] = {}
         self._rows: dict[tuple[str, str], dict[str, Any] | None] = {}
-        self._patterns: dict[str, re.Pattern[str]] = {}
+        self._patterns: dict[str, Pattern] = {}
 
     def check(self, user: User, vhost: str, kind: str, resource: str) -> None:
         """AccessRefusedError unless the user may `configure`, `write` or `read` the resource."""
@@ -88,8 +88,8 @@ class Permissions:
         answer = self._answers.get(key)
         if answer is None:
             pattern = topics[exchange].get(kind, "")
-            pattern = pattern.replace("{username}", re.escape(user.name)).replace("{vhost}", re.escape(vhost))
-            answer = self._compiled(pattern).search(routing_key) is not None
+            pattern = pattern.replace("{username}", escaped(user.name)).replace("{vhost}", escaped(vhost))
+            answer = self._matches(pattern, routing_key, user.name, vhost)
             self._remember(key, answer)
         if not answer:
             raise AccessRefusedError(
@@ -181,15 +181,18 @@ class Permissions:
         row = self._row(user, vhost)
         if row is None:
             return False
-        return self._compiled(str(row.get(kind, ""))).search(resource or DEFAULT_EXCHANGE) is not None
+        return self._matches(str(row.get(kind, "")), resource or DEFAULT_EXCHANGE, user, vhost)
 
-    def _compiled(self, pattern: str) -> re.Pattern[str]:
+    def _matches(self, pattern: str, name: str, user: str, vhost: str) -> bool:
         if not pattern:
-            return _NOTHING
+            return not name
         found = self._patterns.get(pattern)
         if found is None:
-            found = self._patterns[pattern] = re.compile(pattern)
-        return found
+            if len(self._patterns) >= PATTERNS_MAX:
+                self._patterns.clear()
+            what = f"the pattern of a permission of user {user!r} in vhost {vhost!r}"
+            found = self._patterns[pattern] = stored(pattern, what)
+        return found.is_in(name)
 
     def _remember(self, key: tuple[str, ...], answer: bool) -> None:
         if len(self._answers) >= ANSWERS_MAX:

@@ -10,14 +10,13 @@ and in memory, because each declaration asks for them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Set
 from typing import Any, Final
 
 import msgspec
 
 from basaltmq.broker.arguments import QUEUE_ARGUMENTS, QUORUM, STREAM
-from basaltmq.broker.patterns import compiled
+from basaltmq.broker.patterns import Pattern, compiled, stored
 from basaltmq.decoding import msgpack_decoder
 from basaltmq.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from basaltmq.store import keys
@@ -116,7 +115,7 @@ class Policies:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._known: dict[bytes, dict[str, Policy]] = {USERS: {}, OPERATORS: {}}
-        self._sorted: dict[bytes, list[tuple[re.Pattern[str], Policy]]] = {USERS: [], OPERATORS: []}
+        self._sorted: dict[bytes, list[tuple[Pattern, Policy]]] = {USERS: [], OPERATORS: []}
         self.changed: Callable[[], None] = lambda: None
         """Called after each change."""
 
@@ -177,10 +176,12 @@ class Policies:
 
     def _first(self, kind: bytes, name: str, wanted: Set[str]) -> Policy | None:
         for pattern, policy in self._sorted[kind]:
-            if policy.apply_to in wanted and pattern.search(name):
+            if policy.apply_to in wanted and pattern.is_in(name):
                 return policy
         return None
 
     def _sort(self, kind: bytes) -> None:
         known = sorted(self._known[kind].values(), key=lambda each: (-each.priority, each.name))
-        self._sorted[kind] = [(re.compile(policy.pattern), policy) for policy in known]
+        self._sorted[kind] = [
+            (stored(policy.pattern, f"the pattern of policy {policy.name!r}"), policy) for policy in known
+        ]

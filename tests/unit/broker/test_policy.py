@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from tests.unit.broker.rig import FakePublisher, drain, publish, run, until
 
-from basaltmq.broker.policy import Policies, Policy
+from basaltmq.broker.policy import USERS, Policies, Policy
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import InvalidArgumentError, NotFoundError
+from basaltmq.store import keys
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
 from basaltmq.store.memory import MemoryStore
 
 
@@ -42,6 +46,22 @@ def test_policies_survive() -> None:
     again.load()
     assert again.list() == first.list()
     assert again.list(operators=True) == first.list(operators=True)
+
+
+def test_a_stored_policy_with_unsupported_syntax_applies_to_nothing_and_the_rest_works() -> None:
+    store = MemoryStore()
+    old = policy("old", "^(?!amq\\.).*", {"max-length": 2}, priority=9)
+    row = b"\x01" + msgspec.msgpack.encode(old)
+    batch = Batch()
+    batch.put(Family.TOPOLOGY, keys.policy_key(USERS, "old"), row)
+    store.write(batch)
+    policies = Policies(store)
+    policies.load()
+    policies.set(policy("new", "^q"))
+    assert policies.of_queue("q", "classic").name == "new"
+    assert [each.name for each in policies.list()] == ["new", "old"]
+    with pytest.raises(InvalidArgumentError, match=r"'old'.*not supported"):
+        policies.set(old)
 
 
 def test_an_operators_limit_can_only_be_smaller() -> None:

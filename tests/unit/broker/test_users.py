@@ -16,6 +16,7 @@ from basaltmq.broker import passwords
 from basaltmq.broker.permissions import Permissions
 from basaltmq.broker.users import User, Users
 from basaltmq.catalog.catalog import Catalog
+from basaltmq.catalog.kinds import Kind
 from basaltmq.errors import (
     AccessRefusedError,
     AlreadyExistsError,
@@ -207,6 +208,36 @@ def test_permissions_are_patterns_of_names() -> None:
             await permissions.clear("ann", "/")
 
     with_users(test)
+
+
+def test_a_stored_permission_with_unsupported_syntax_denies_and_the_rest_works() -> None:
+    store = MemoryStore()
+
+    async def before(users: Users, permissions: Permissions) -> None:
+        await users.create("ann", "x")
+        await permissions.set("ann", "/", configure="STORED", write=".*", read=".*")
+        with pytest.raises(InvalidArgumentError, match="not supported"):
+            await permissions.set("ann", "/", configure="^(?!amq).*", write=".*", read=".*")
+
+    def as_an_earlier_version_stored_it() -> None:
+        catalog = Catalog(store)
+        catalog.open()
+        user = catalog.find(Kind.USER, "ann")
+        assert user is not None
+        row = catalog.find(Kind.PERMISSION, "/", user.id)
+        assert row is not None
+        catalog.update(row.id, {**row.attributes, "configure": "^(?!amq).*"})
+        catalog.close()
+
+    async def after(users: Users, permissions: Permissions) -> None:
+        ann = User("ann")
+        with pytest.raises(AccessRefusedError):
+            permissions.check(ann, "/", "configure", "orders")
+        permissions.check(ann, "/", "write", "orders")
+
+    with_users(before, store)
+    as_an_earlier_version_stored_it()
+    with_users(after, store)
 
 
 def test_topic_permissions_are_asked_in_addition() -> None:

@@ -1,7 +1,6 @@
 """A subscription by pattern: the topics whose whole names match.
 
-Apache Kafka takes RE2's syntax, which cannot take long. Python's is larger, and what could take long is refused here as
-it is for permissions and policies; so is what the two read differently (sets such as [[:alpha:]]).
+The syntax is RE2's, as in Apache Kafka, with its bounds for time and memory (see `broker.patterns`).
 
 Topics are found once in a thread, since there may be a million; from then on names are looked at as they come and go.
 Names that changed during the search are looked at again at its end. Which of them may be read is asked on behalf of the
@@ -10,7 +9,6 @@ member that spoke last, as by Apache Kafka: fetching is refused on its own.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 
 from basaltmq.broker.patterns import compiled
@@ -23,13 +21,10 @@ class TopicPattern:
     """One pattern of one group."""
 
     def __init__(self, text: str, may: Callable[[str], bool]) -> None:
-        """Refused if it is none, or could take long."""
+        """Refused unless RE2 compiles the pattern."""
         try:
-            with warnings.catch_warnings():
-                # What Python warns of is what it reads differently from others, or will one day.
-                warnings.simplefilter("error", FutureWarning)
-                self._matches = compiled(text, "the subscribed pattern").fullmatch
-        except (InvalidArgumentError, FutureWarning) as error:
+            self.matches = compiled(text, "the subscribed pattern").is_all_of
+        except InvalidArgumentError as error:
             raise Refused(e.INVALID_REGULAR_EXPRESSION, str(error)) from None
         self.text = text
         self.may = may
@@ -38,12 +33,9 @@ class TopicPattern:
         self.is_searching = False
         self._changed: set[str] = set()
 
-    def matches(self, name: str) -> bool:
-        return self._matches(name) is not None
-
     def among(self, names: Iterable[str]) -> frozenset[str]:
         """Those of the names that match. It may be called in a thread."""
-        matches = self._matches
+        matches = self.matches
         return frozenset(name for name in names if matches(name))
 
     def found(self, names: frozenset[str], is_there: Callable[[str], bool]) -> None:

@@ -197,7 +197,7 @@ def test_the_place_of_a_static_member_is_kept_for_a_session_and_no_longer() -> N
 
 def test_a_refused_join_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(t=1)
-    for pattern in ("(a+)+b", "[", "[[:alpha:]]", ".*.*.*.*", "x" * 2000):
+    for pattern in ("(?!a)b", "[", "(a)\\1", "(a{1,900}){1,900}", "x" * 2000):
         world.refused(
             e.INVALID_REGULAR_EXPRESSION,
             lambda pattern=pattern: world.join("a", subscribed_topic_regex=pattern),  # type: ignore[misc]
