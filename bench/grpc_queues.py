@@ -73,7 +73,7 @@ def echo() -> Iterator[Server]:
 @contextmanager
 def server() -> Iterator[Server]:
     with tempfile.TemporaryDirectory(prefix="basalt-bench-grpc-") as directory:
-        options = json.dumps({"access": "open"})
+        options = json.dumps({"access": "loopback"})
         with _running([sys.executable, str(SERVER), str(Path(directory) / "store"), options]) as found:
             yield found
 

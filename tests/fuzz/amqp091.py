@@ -24,6 +24,7 @@ from typing import Any
 from tests.fuzz.rounds import command, run_rounds
 from tests.unit.protocols.amqp091.wire import Frame, frames, handshake, publish
 
+from basaltmq.broker.peer import Peer
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import AuthenticationError
 from basaltmq.protocols.amqp091 import methods as m
@@ -78,7 +79,7 @@ class Transport:
 class Users:
     """Everybody is a guest."""
 
-    async def authenticate(self, name: str, password: str, *, peer_is_loopback: bool) -> Any:
+    async def authenticate(self, name: str, password: str, peer: Peer) -> Any:
         if (name, password) != ("guest", "guest"):
             raise AuthenticationError("who is that?")
         return SimpleNamespace(name=name, tags=())

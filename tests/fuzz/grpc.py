@@ -22,8 +22,11 @@ from typing import Any
 
 from tests.fuzz.amqp091 import Transport, pieces
 from tests.fuzz.rounds import command, run_rounds
+from tests.interop.fila.server_process import guest_accounts
 from tests.unit.protocols.http2.peer import data, frames, headers
 
+from basaltmq.catalog.catalog import Catalog
+from basaltmq.protocols.fila.access import Accounts
 from basaltmq.protocols.fila.api_keys import ApiKeys
 from basaltmq.protocols.fila.server import FilaOptions, FilaServer
 from basaltmq.protocols.grpc.connection import ServerConnection
@@ -48,14 +51,21 @@ TURNS_MAX = 400
 class World:
     """A server without sockets."""
 
-    def __init__(self) -> None:
-        self.store = MemoryStore()
+    @classmethod
+    async def open(cls) -> World:
+        store = MemoryStore()
+        catalog = Catalog(store)
+        return cls(store, catalog, await guest_accounts(catalog))
+
+    def __init__(self, store: MemoryStore, catalog: Catalog, accounts: Accounts) -> None:
+        self.store = store
+        self.catalog = catalog
         self.commit = GroupCommit(self.store)
         self.plane = QueuePlane(self.store, self.commit)
         for name in QUEUES:
             self.plane.create(QueueConfig(name=name, durability=Durability.WRITTEN, length_max=200))
-        options = FilaOptions(access="open", request_bytes_max=REQUEST_BYTES_MAX, message_bytes_max=MESSAGE_BYTES_MAX)
-        self.fila = FilaServer(self.plane, self.commit, ApiKeys(self.store), options)
+        options = FilaOptions(request_bytes_max=REQUEST_BYTES_MAX, message_bytes_max=MESSAGE_BYTES_MAX)
+        self.fila = FilaServer(self.plane, self.commit, ApiKeys(self.store), accounts, options)
         self.server = self.fila._server
 
     def connect(self) -> tuple[ServerConnection, Transport]:
@@ -72,6 +82,7 @@ class World:
     async def close(self) -> None:
         await self.fila.stop(1)
         self.plane.close()
+        self.catalog.close()
         self.commit.close()
 
 
@@ -267,7 +278,7 @@ async def check_world(world: World) -> None:
 
 async def fuzz(seeds: Iterator[int], stop: Callable[[int], bool], check_every: int = 50) -> int:
     """Rounds until `stop` says so; how many there were."""
-    world = World()
+    world = await World.open()
     try:
         return await run_rounds(
             "tests.fuzz.grpc", lambda seed: one_round(world, seed), lambda: check_world(world), seeds, stop, check_every

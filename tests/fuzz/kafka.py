@@ -30,7 +30,9 @@ from tests.fuzz.amqp091 import Transport, pieces
 from tests.fuzz.rounds import command, run_rounds
 from tests.interop.kafka.raw import batch_of, fetched, produced
 
+from basaltmq.broker.peer import Peer
 from basaltmq.broker.scram import ScramCredential
+from basaltmq.broker.users import User
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import AuthenticationError
 from basaltmq.log.kafka import records
@@ -63,10 +65,19 @@ class Socket(Transport):
 class Users:
     """There is a guest, and nobody else."""
 
-    async def authenticate(self, name: str, password: str, *, peer_is_loopback: bool) -> Any:
+    async def authenticate(self, name: str, password: str, peer: Peer) -> Any:
         if (name, password) != ("guest", "guest"):
             raise AuthenticationError("who is that?")
-        return SimpleNamespace(name=name, tags=(), is_administrator=True)
+        return User(name, ("administrator",))
+
+    def anonymous_name(self) -> str:
+        return "guest"
+
+    def anonymous(self, peer: Peer) -> User | None:
+        return User("guest", is_anonymous=True) if peer.is_loopback else None
+
+    def is_administrator(self, user: Any) -> bool:
+        return not user.is_anonymous
 
     def scram_for(self, name: str, mechanism: str) -> tuple[ScramCredential, bool]:
         return ScramCredential(b"salt", 4096, b"", b""), False
@@ -97,7 +108,7 @@ class World:
 
         node: Any = SimpleNamespace(
             users=Users(),
-            permissions=SimpleNamespace(check=lambda *_: None, check_vhost=lambda *_: None),
+            permissions=SimpleNamespace(check=lambda *_: None, check_vhost=lambda *_: None, may_use=lambda *_: True),
             connections=SimpleNamespace(add=add, remove=self.registered.discard),
             alarms=SimpleNamespace(reason=lambda _vhost: None),
             vhost=lambda _name: self.vhost,

@@ -13,6 +13,7 @@ from collections.abc import Awaitable
 from typing import Final, Protocol
 
 from basaltmq.admin.message import HttpError, Request
+from basaltmq.broker.peer import Peer
 from basaltmq.broker.users import User
 from basaltmq.errors import BasaltError
 
@@ -27,7 +28,7 @@ CHALLENGE: Final = {"WWW-Authenticate": 'Basic realm="Basalt", charset="UTF-8"'}
 class UserBook(Protocol):
     """What this needs of the broker's users."""
 
-    def authenticate(self, name: str, password: str, *, peer_is_loopback: bool) -> Awaitable[User]:
+    def authenticate(self, name: str, password: str, peer: Peer) -> Awaitable[User]:
         """The user; raises if there is none of that name and password."""
         ...
 
@@ -45,7 +46,7 @@ class Authenticator:
             raise HttpError(429, "too many clients ask for their password to be checked", headers={"Retry-After": "1"})
         self._waiting += 1
         try:
-            return await self._users.authenticate(name, password, peer_is_loopback=request.is_loopback)
+            return await self._users.authenticate(name, password, Peer(request.peer, request.is_loopback))
         except BasaltError as error:
             _log.warning("%s was refused for user %r: %s", request.peer, name, error.code)
             raise HttpError(401, str(error), code=error.code, headers=CHALLENGE) from error

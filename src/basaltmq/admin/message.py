@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Any, Final, Literal, Protocol
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
+
+from basaltmq.broker.peer import peer_at
 
 QUERY_FIELDS_MAX: Final = 100
 """Nothing here takes more than ten; the rest is somebody trying."""
@@ -86,12 +87,7 @@ class Request(msgspec.Struct):
     @property
     def is_loopback(self) -> bool:
         """Whether the client is on this machine and no proxy on it spoke for another one."""
-        try:
-            address = ipaddress.ip_address(self.peer)
-        except ValueError:
-            return False
-        mapped = getattr(address, "ipv4_mapped", None)
-        return (mapped or address).is_loopback and not ({"forwarded", "x-forwarded-for"} & self.headers.keys())
+        return peer_at(self.peer).is_loopback and not ({"forwarded", "x-forwarded-for"} & self.headers.keys())
 
     def flag(self, name: str) -> bool:
         return self.query.get(name, "false").lower() in {"true", "1", "yes"}

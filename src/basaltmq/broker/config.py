@@ -149,8 +149,8 @@ class FilaListener(Section, frozen=True):
     tls: Annotated[bool, setting("Speak TLS, with the files of `tls`.")] = False
     vhost: Annotated[str, setting("The virtual host whose queues are served.")] = "/"
     access: Annotated[
-        Literal["keys", "loopback", "open"],
-        setting("Who needs an API key: everybody, everybody but this machine, or nobody."),
+        Literal["keys", "loopback"],
+        setting("Who needs an API key or a user: everybody, or everybody but this machine (`auth.anonymous_user`)."),
     ] = "loopback"
     ack_from: Annotated[
         Literal["holder", "any"],
@@ -167,8 +167,8 @@ class KafkaListener(Section, frozen=True):
     tls: Annotated[bool, setting("Speak TLS, with the files of `tls`.")] = False
     vhost: Annotated[str, setting("The virtual host whose streams are served.")] = "/"
     access: Annotated[
-        Literal["users", "loopback", "open"],
-        setting("Who has to say who they are (SASL PLAIN): everybody, everybody but this machine, or nobody."),
+        Literal["users", "loopback"],
+        setting("Who has to log in (SASL): everybody, or everybody but this machine (`auth.anonymous_user`)."),
     ] = "loopback"
     advertised_host: Annotated[
         str, setting("How clients reach the broker, where it is not the address they connect to.")
@@ -262,6 +262,14 @@ class Auth(Section, frozen=True):
     loopback_users: Annotated[tuple[str, ...], setting("Users let in from this machine only.", reload=Reload.LIVE)] = (
         "guest",
     )
+    anonymous_user: Annotated[
+        str,
+        setting(
+            "User of Kafka and gRPC clients on this machine that send no credentials. They have its permissions, "
+            "never its tags; empty: they are refused.",
+            reload=Reload.LIVE,
+        ),
+    ] = "guest"
 
 
 class Events(Section, frozen=True):

@@ -75,7 +75,12 @@ class Node:
         self._budget = MemoryBudget()
         self._commit = LoopCommit(store)
         self.catalog = Catalog(store, Commits(store, self._commit))
-        self.users = Users(self.catalog, self.durable, loopback_only=lambda: self.config.auth.loopback_users)
+        self.users = Users(
+            self.catalog,
+            self.durable,
+            loopback_only=lambda: self.config.auth.loopback_users,
+            anonymous_name=lambda: self.config.auth.anonymous_user,
+        )
         self.permissions = Permissions(self.catalog, self.durable)
         self.users.changed = self._user_changed
         self._vhosts: dict[str, Supervised] = {}

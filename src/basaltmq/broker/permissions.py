@@ -67,15 +67,20 @@ class Permissions:
         self._answers: dict[tuple[str, ...], bool] = {}
         self._rows: dict[tuple[str, str], dict[str, Any] | None] = {}
         self._patterns: dict[str, Pattern] = {}
+        self._watchers: list[Callable[[], None]] = []
 
-    def check(self, user: User, vhost: str, kind: str, resource: str) -> None:
-        """AccessRefusedError unless the user may `configure`, `write` or `read` the resource."""
+    def may(self, user: User, vhost: str, kind: str, resource: str) -> bool:
+        """Whether the user may `configure`, `write` or `read` the resource."""
         key = (user.name, vhost, kind, resource)
         answer = self._answers.get(key)
         if answer is None:
             answer = self._ask(user.name, vhost, kind, resource)
             self._remember(key, answer)
-        if not answer:
+        return answer
+
+    def check(self, user: User, vhost: str, kind: str, resource: str) -> None:
+        """AccessRefusedError unless it may."""
+        if not self.may(user, vhost, kind, resource):
             raise AccessRefusedError(f"{kind} access to '{resource}' in vhost '{vhost}' refused for user '{user.name}'")
 
     def check_topic(self, user: User, vhost: str, exchange: str, kind: str, routing_key: str) -> None:
@@ -171,11 +176,18 @@ class Permissions:
                         user.name, each.name, exchange, patterns.get(WRITE, ""), patterns.get(READ, "")
                     )
 
+    def watch(self, watcher: Callable[[], None]) -> Callable[[], None]:
+        """Call `watcher` after each change of users or permissions. Returns how to stop."""
+        self._watchers.append(watcher)
+        return lambda: self._watchers.remove(watcher)
+
     def forget(self) -> None:
-        """Something changed: ask again."""
+        """Users or permissions changed: drop the answers, tell those who act on old ones."""
         self._answers.clear()
         self._rows.clear()
         self._patterns.clear()
+        for watcher in list(self._watchers):
+            watcher()
 
     def _ask(self, user: str, vhost: str, kind: str, resource: str) -> bool:
         row = self._row(user, vhost)

@@ -21,6 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from basaltmq.broker import passwords
+from basaltmq.broker.peer import Peer
 from basaltmq.broker.scram import ITERATIONS_MIN, ScramCredential, of_row
 from basaltmq.catalog.catalog import Catalog
 from basaltmq.catalog.kinds import Kind
@@ -49,6 +50,8 @@ class User(msgspec.Struct, frozen=True):
     name: str
     tags: tuple[str, ...] = ()
     has_password: bool = True
+    is_anonymous: bool = False
+    """It gave no credentials. It has this user's permissions and none of its tags."""
 
     @property
     def is_administrator(self) -> bool:
@@ -64,12 +67,17 @@ class Users:
         durable: Callable[[], Awaitable[None]],
         *,
         loopback_only: Callable[[], Iterable[str]] = lambda: ("guest",),
+        anonymous_name: Callable[[], str] = lambda: "",
         random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        """`durable` waits for the sync of what was written to the catalog."""
+        """`durable` waits for the sync of what was written to the catalog. `anonymous_name` is the user of clients
+        without credentials; empty: there is none."""
         self._catalog = catalog
         self._durable = durable
         self._loopback_only = loopback_only
+        self.anonymous_name = anonymous_name
+        self.generation = 0
+        """Counts changes of users: a login of an earlier generation has to be checked again."""
         self._random_bytes = random_bytes
         self._secret = random_bytes(32)
         self._remembered: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
@@ -78,27 +86,43 @@ class Users:
         self.changed: Callable[[str], None] = lambda name: None
         """Called with the name of a user that was changed or deleted."""
 
-    async def authenticate(self, name: str, password: str, *, peer_is_loopback: bool) -> User:
+    async def authenticate(self, name: str, password: str, peer: Peer) -> User:
         """The user of this name and password; AuthenticationError says no more than that it failed."""
         found = self._find(name)
         stored = passwords.NONE if found is None else str(found.attributes.get("hash", passwords.NONE))
         if not await self._is_right(name, stored, password):
             raise AuthenticationError(f"user '{name}' was refused: the name or the password is wrong")
         assert found is not None, "nobody's password is never right"
-        if name in self._loopback_only() and not peer_is_loopback:
-            raise AuthenticationError(f"user '{name}' can only connect via localhost")
+        self._require_place(name, peer)
         if passwords.is_outdated(stored):
             await self._update(found, {"hash": await self._hash(password, None)})
         return _shown(found)
 
-    def entering(self, name: str, *, peer_is_loopback: bool) -> User:
+    def entering(self, name: str, peer: Peer) -> User:
         """The user of this name, who has shown elsewhere to be it."""
         found = self._find(name)
         if found is None:
             raise AuthenticationError(f"user '{name}' was refused: there is no such user")
-        if name in self._loopback_only() and not peer_is_loopback:
-            raise AuthenticationError(f"user '{name}' can only connect via localhost")
+        self._require_place(name, peer)
         return _shown(found)
+
+    def anonymous(self, peer: Peer) -> User | None:
+        """The user of a client without credentials: on loopback only, and without tags, so it administers nothing."""
+        name = self.anonymous_name()
+        if not name or not peer.is_loopback or self._find(name) is None:
+            return None
+        return User(name, has_password=False, is_anonymous=True)
+
+    def is_administrator(self, user: User) -> bool:
+        """Whether somebody who is logged in is an administrator at this moment."""
+        if user.is_anonymous:
+            return False
+        found = self._find(user.name)
+        return found is not None and _shown(found).is_administrator
+
+    def _require_place(self, name: str, peer: Peer) -> None:
+        if name in self._loopback_only() and not peer.is_loopback:
+            raise AuthenticationError(f"user '{name}' can only connect via localhost")
 
     def scram_of(self, name: str, mechanism: str) -> ScramCredential | None:
         found = self._find(name)
@@ -147,13 +171,14 @@ class Users:
             self._nobody = await asyncio.to_thread(passwords.hash_password, self._random_bytes(16).hex())
         return self._nobody
 
-    def external(self, certificate: Mapping[str, Any]) -> User:
+    def external(self, certificate: Mapping[str, Any], peer: Peer) -> User:
         """The user a client's certificate, checked by TLS, names: its common name."""
         for part in certificate.get("subject", ()):
             for field, value in part:
                 if field == "commonName":
                     found = self._find(value)
                     if found is not None:
+                        self._require_place(value, peer)
                         return _shown(found)
                     raise AuthenticationError(f"the certificate names user '{value}', who does not exist")
         raise AuthenticationError("the client's certificate has no common name to be a user's")
@@ -177,6 +202,7 @@ class Users:
         _check_name(name)
         attributes = {"hash": await self._hash(password, password_hash), "tags": _check_tags(tags)}
         self._catalog.create(Kind.USER, name, attributes=attributes)
+        self.generation += 1
         await self._durable()
         return self.get(name)
 
@@ -213,6 +239,7 @@ class Users:
 
     def _forget(self, name: str) -> None:
         self._remembered.pop(name, None)
+        self.generation += 1
         self.changed(name)
 
     def _find(self, name: str) -> CatalogObject | None:

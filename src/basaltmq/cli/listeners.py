@@ -132,6 +132,7 @@ class FilaListener:
 
     async def _serve(self, vhost: VHost) -> None:
         # A broker without gRPC does not need its package.
+        from basaltmq.protocols.fila.access import Accounts
         from basaltmq.protocols.fila.api_keys import ApiKeys
         from basaltmq.protocols.fila.desk import VHostDesk
         from basaltmq.protocols.fila.server import FilaOptions, FilaServer, TlsFiles
@@ -152,7 +153,9 @@ class FilaListener:
             connections_max=limits.connections_max,
             handshake_s=limits.handshake_timeout_ms / 1000,
         )
-        server = FilaServer(vhost.plane, vhost.commit, ApiKeys(vhost.store), options, desk=VHostDesk(self._node, vhost))
+        accounts = Accounts(self._node.users, self._node.permissions, vhost.name)
+        desk = VHostDesk(self._node, vhost)
+        server = FilaServer(vhost.plane, vhost.commit, ApiKeys(vhost.store), accounts, options, desk=desk)
         if self._sock is not None:
             self._sock.close()
             self._sock = None

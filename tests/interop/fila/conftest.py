@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from fila.v1 import admin_pb2, admin_pb2_grpc
 
 PROCESS = Path(__file__).with_name("server_process.py")
 WAIT_S = 30.0
+GUEST = "Basic " + base64.b64encode(b"guest:guest").decode()
 
 
 def until(holds: Callable[[], object]) -> None:
@@ -92,9 +94,11 @@ class Server:
 class Admin:
     """Fila's own admin stubs, as an operator's tool would use them."""
 
-    def __init__(self, channel: grpc.Channel, api_key: str | None = None) -> None:
+    def __init__(self, channel: grpc.Channel, api_key: str | None = None, *, is_anonymous: bool = False) -> None:
+        """With an API key, without credentials, or as the administrator guest."""
         self._stub: Any = admin_pb2_grpc.FilaAdminStub(channel)
-        self._metadata = [] if api_key is None else [("authorization", f"Bearer {api_key}")]
+        authorization = GUEST if api_key is None else f"Bearer {api_key}"
+        self._metadata = [] if is_anonymous else [("authorization", authorization)]
 
     def __getattr__(self, call: str) -> Callable[..., Any]:
         """CreateQueue(name=...) and so on."""

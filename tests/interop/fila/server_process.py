@@ -21,7 +21,11 @@ from typing import Any
 import uvloop
 
 from basaltmq.broker.loop_commit import LoopCommit
+from basaltmq.broker.permissions import Permissions
+from basaltmq.broker.users import ADMINISTRATOR, Users
+from basaltmq.catalog.catalog import Catalog
 from basaltmq.cli.serve import SWITCH_S
+from basaltmq.protocols.fila.access import Accounts
 from basaltmq.protocols.fila.api_keys import ApiKeys
 from basaltmq.protocols.fila.server import FilaOptions, FilaServer, TlsFiles
 from basaltmq.queues.plane import QueuePlane
@@ -41,12 +45,30 @@ async def keep_time(plane: QueuePlane, closer: asyncio.Event) -> None:
                 await closer.wait()
 
 
+async def at_once() -> None:
+    """Nothing here outlives a power loss."""
+
+
+async def guest_accounts(catalog: Catalog) -> Accounts:
+    """Users as a new broker has them: guest, an administrator with all permissions, who is the anonymous user too."""
+    is_new = catalog.open()
+    users = Users(catalog, at_once, anonymous_name=lambda: "guest")
+    permissions = Permissions(catalog, at_once)
+    users.changed = lambda name: permissions.forget()
+    if is_new:
+        await users.create("guest", "guest", tags=[ADMINISTRATOR])
+        await permissions.set("guest", "/", configure=".*", write=".*", read=".*")
+    return Accounts(users, permissions, "/")
+
+
 async def serve(directory: Path, options: FilaOptions) -> None:
     store = open_store(directory)
     commit = LoopCommit(store)
     closer = asyncio.Event()
     plane = QueuePlane(store, commit, on_deadline=closer.set)
-    server = FilaServer(plane, commit, ApiKeys(store), options)
+    catalog = Catalog(store)
+    accounts = await guest_accounts(catalog)
+    server = FilaServer(plane, commit, ApiKeys(store), accounts, options)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -59,6 +81,7 @@ async def serve(directory: Path, options: FilaOptions) -> None:
     await server.stop(1.0)
     timer.cancel()
     plane.close()
+    catalog.close()
     commit.close()
     store.close()
 

@@ -143,9 +143,18 @@ def test_a_key_that_is_none_is_refused_even_where_none_is_needed(kept: Kept, tex
 
 def test_without_a_key_only_this_machine_gets_in_and_with_keys_nobody(serve: Callable[..., Server]) -> None:
     with grpc.insecure_channel(serve(access="keys").address) as channel:
-        assert verdict(Admin(channel).ListQueues) == "UNAUTHENTICATED"
+        assert verdict(Admin(channel, is_anonymous=True).ListQueues) == "UNAUTHENTICATED"
+        assert verdict(Admin(channel).ListQueues) == "ok", "guest logs in"
     with grpc.insecure_channel(serve(access="loopback").address) as channel:
-        assert verdict(Admin(channel).ListQueues) == "ok"
+        assert verdict(Admin(channel, is_anonymous=True).ListQueues) == "ok"
+
+
+@pytest.mark.promise("P14")
+@pytest.mark.parametrize("call", CALLS)
+def test_without_credentials_queues_can_be_used_and_nothing_administered(kept: Kept, call: str) -> None:
+    answer = verdict(lambda: getattr(Admin(kept.channel, is_anonymous=True), call)(**CALLS[call]))
+    administers = any(word in call for word in ("Key", "Acl", "Config"))
+    assert (answer == "PERMISSION_DENIED") is administers
 
 
 def test_a_superadmin_may_do_everything(kept: Kept) -> None:

@@ -14,6 +14,7 @@ from tests.unit.broker.rig import FakePublisher, FakeSink, drain, publish, settl
 
 from basaltmq.broker.config import ByteCount, Config, Disk, Vhosts
 from basaltmq.broker.node import Node
+from basaltmq.broker.peer import Peer
 from basaltmq.broker.supervision import VHostState
 from basaltmq.broker.vhost import REQUEUE
 from basaltmq.broker.vhost_directory import NAME_FILE, VHostDirectories, directory_name, read_name
@@ -60,7 +61,7 @@ def test_a_new_node_has_a_vhost_and_a_first_user_and_keeps_them(tmp_path: Path) 
     async def first(node: Node) -> None:
         assert node.is_new
         assert node.vhosts() == ["/"]
-        user = await node.users.authenticate("guest", "guest", peer_is_loopback=True)
+        user = await node.users.authenticate("guest", "guest", Peer("127.0.0.1", is_loopback=True))
         node.permissions.check(user, "/", "configure", "anything")
         node.vhost("/").declare_queue("q", durable=True)
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from basaltmq.broker import passwords
+from basaltmq.broker.peer import Peer
 from basaltmq.broker.permissions import Permissions
 from basaltmq.broker.users import User, Users
 from basaltmq.catalog.catalog import Catalog
@@ -27,6 +28,9 @@ from basaltmq.errors import (
 )
 from basaltmq.store.memory import MemoryStore
 
+HERE = Peer("127.0.0.1", is_loopback=True)
+THERE = Peer("192.0.2.1", is_loopback=False)
+
 
 async def at_once() -> None:
     """Durable right away: the store is in memory."""
@@ -36,7 +40,7 @@ def with_users(test: Callable[[Users, Permissions], Awaitable[None]], store: Mem
     async def whole() -> None:
         catalog = Catalog(store or MemoryStore())
         catalog.open()
-        users, permissions = Users(catalog, at_once), Permissions(catalog, at_once)
+        users, permissions = Users(catalog, at_once, anonymous_name=lambda: "guest"), Permissions(catalog, at_once)
         users.changed = lambda name: permissions.forget()
         await test(users, permissions)
         catalog.close()
@@ -76,11 +80,11 @@ def test_rabbitmqs_hashes_are_taken_over_and_made_anew_at_login(algorithm: str) 
         taken = passwords.rabbit_hash(f"rabbit_password_hashing_{algorithm}", rabbit("hop", algorithm))
         await users.create("rabbit", password_hash=taken)
         with pytest.raises(AuthenticationError):
-            await users.authenticate("rabbit", "hup", peer_is_loopback=True)
+            await users.authenticate("rabbit", "hup", HERE)
         assert users.hash_of("rabbit") == taken
-        assert (await users.authenticate("rabbit", "hop", peer_is_loopback=True)).name == "rabbit"
+        assert (await users.authenticate("rabbit", "hop", HERE)).name == "rabbit"
         assert users.hash_of("rabbit").startswith("scrypt$")
-        await users.authenticate("rabbit", "hop", peer_is_loopback=True)
+        await users.authenticate("rabbit", "hop", HERE)
 
     with_users(test)
 
@@ -102,12 +106,12 @@ def test_users_come_in_by_their_password_and_never_learn_why_not() -> None:
     async def test(users: Users, permissions: Permissions) -> None:
         await users.create("ann", "right", tags=["monitoring", "monitoring"])
         await users.create("keyless")
-        user = await users.authenticate("ann", "right", peer_is_loopback=False)
+        user = await users.authenticate("ann", "right", THERE)
         assert (user.name, user.tags, user.is_administrator) == ("ann", ("monitoring",), False)
         said = set()
         for name, password in (("ann", "wrong"), ("nobody", "right"), ("keyless", ""), ("keyless", "-"), ("", "")):
             with pytest.raises(AuthenticationError) as refusal:
-                await users.authenticate(name, password, peer_is_loopback=True)
+                await users.authenticate(name, password, HERE)
             said.add(str(refusal.value).replace(f"'{name}'", "?"))
         assert len(said) == 1
         with pytest.raises(AlreadyExistsError):
@@ -119,14 +123,14 @@ def test_users_come_in_by_their_password_and_never_learn_why_not() -> None:
 def test_a_changed_password_and_a_deleted_user_hold_at_once() -> None:
     async def test(users: Users, permissions: Permissions) -> None:
         await users.create("ann", "old")
-        await users.authenticate("ann", "old", peer_is_loopback=True)
+        await users.authenticate("ann", "old", HERE)
         await users.set_password("ann", "new")
         with pytest.raises(AuthenticationError):
-            await users.authenticate("ann", "old", peer_is_loopback=True)
-        await users.authenticate("ann", "new", peer_is_loopback=True)
+            await users.authenticate("ann", "old", HERE)
+        await users.authenticate("ann", "new", HERE)
         await users.set_password("ann", None)
         with pytest.raises(AuthenticationError):
-            await users.authenticate("ann", "new", peer_is_loopback=True)
+            await users.authenticate("ann", "new", HERE)
         await users.delete("ann")
         with pytest.raises(UserNotFoundError):
             users.get("ann")
@@ -137,9 +141,9 @@ def test_a_changed_password_and_a_deleted_user_hold_at_once() -> None:
 def test_guest_comes_in_from_this_machine_only() -> None:
     async def test(users: Users, permissions: Permissions) -> None:
         await users.create("guest", "guest")
-        await users.authenticate("guest", "guest", peer_is_loopback=True)
+        await users.authenticate("guest", "guest", HERE)
         with pytest.raises(AuthenticationError, match="can only connect via localhost"):
-            await users.authenticate("guest", "guest", peer_is_loopback=False)
+            await users.authenticate("guest", "guest", THERE)
 
     with_users(test)
 
@@ -156,11 +160,11 @@ def test_a_password_is_checked_once_for_many_connections(monkeypatch: pytest.Mon
         await users.create("ann", "right")
         monkeypatch.setattr(passwords, "verify", counted)
         for _ in range(100):
-            await users.authenticate("ann", "right", peer_is_loopback=True)
+            await users.authenticate("ann", "right", HERE)
         assert checks == ["right"]
         for _ in range(2):
             with pytest.raises(AuthenticationError):
-                await users.authenticate("ann", "wrong", peer_is_loopback=True)
+                await users.authenticate("ann", "wrong", HERE)
         assert checks == ["right", "wrong", "wrong"]
 
     with_users(test)
@@ -170,10 +174,41 @@ def test_a_certificate_names_its_user() -> None:
     async def test(users: Users, permissions: Permissions) -> None:
         await users.create("ann")
         subject = ((("organizationName", "o"),), (("commonName", "ann"),))
-        assert users.external({"subject": subject}).name == "ann"
+        assert users.external({"subject": subject}, THERE).name == "ann"
         for wrong in ({}, {"subject": ((("commonName", "bob"),),)}, {"subject": ((("organizationName", "ann"),),)}):
             with pytest.raises(AuthenticationError):
-                users.external(wrong)
+                users.external(wrong, HERE)
+
+    with_users(test)
+
+
+def test_a_certificate_of_a_loopback_user_is_refused_from_elsewhere() -> None:
+    async def test(users: Users, permissions: Permissions) -> None:
+        await users.create("guest", "guest")
+        certificate = {"subject": ((("commonName", "guest"),),)}
+        assert users.external(certificate, HERE).name == "guest"
+        with pytest.raises(AuthenticationError, match="can only connect via localhost"):
+            users.external(certificate, THERE)
+
+    with_users(test)
+
+
+@pytest.mark.promise("P14")
+def test_the_anonymous_user_exists_on_loopback_only_and_has_no_tags() -> None:
+    async def test(users: Users, permissions: Permissions) -> None:
+        assert users.anonymous(HERE) is None, "there is no guest yet"
+        await users.create("guest", "guest", tags=["administrator"])
+        assert users.anonymous(THERE) is None
+        found = users.anonymous(HERE)
+        assert found is not None
+        assert (found.name, found.tags, found.is_administrator) == ("guest", (), False)
+        assert not users.is_administrator(found)
+        guest = await users.authenticate("guest", "guest", HERE)
+        assert users.is_administrator(guest)
+        await users.set_tags("guest", [])
+        assert not users.is_administrator(guest), "at this moment, not at the login"
+        users.anonymous_name = lambda: ""
+        assert users.anonymous(HERE) is None
 
     with_users(test)
 
@@ -271,7 +306,7 @@ def test_everything_survives_and_a_deleted_users_permissions_do_not_come_back() 
 
     async def after(users: Users, permissions: Permissions) -> None:
         assert [each.name for each in users.list()] == ["ann"]
-        assert (await users.authenticate("ann", "x", peer_is_loopback=False)).is_administrator
+        assert (await users.authenticate("ann", "x", THERE)).is_administrator
         await users.create("bob", "y")
         assert [(each.user, each.vhost, each.write) for each in permissions.list()] == [("ann", "/", "w")]
         assert not permissions.may_use("bob", "/")

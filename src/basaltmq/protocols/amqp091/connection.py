@@ -11,7 +11,6 @@ A connection that broke the protocol is told why and is given `CLOSE_S` to answe
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import socket
 import ssl
@@ -19,6 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from basaltmq.broker.amqp_table import Table
+from basaltmq.broker.peer import Peer, peer_at
 from basaltmq.broker.users import User
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import AuthenticationError, BasaltError
@@ -258,12 +258,12 @@ class Connection(asyncio.Protocol):
         try:
             if method.mechanism == sasl.PLAIN:
                 name, password = sasl.read_plain(method.response)
-                user = await users.authenticate(name, password, peer_is_loopback=self._is_loopback())
+                user = await users.authenticate(name, password, self._peer())
             elif method.mechanism == sasl.AMQPLAIN:
                 name, password = sasl.read_amqplain(method.response)
-                user = await users.authenticate(name, password, peer_is_loopback=self._is_loopback())
+                user = await users.authenticate(name, password, self._peer())
             elif method.mechanism == sasl.EXTERNAL and certificate:
-                user = users.external(certificate)
+                user = users.external(certificate, self._peer())
             else:
                 raise ConnectionFault(
                     NOT_ALLOWED, f"mechanism '{method.mechanism}' is not one of those offered", method.number
@@ -300,7 +300,7 @@ class Connection(asyncio.Protocol):
         except UnicodeDecodeError:
             raise ConnectionFault(NOT_ALLOWED, "the secret is not UTF-8", method.number) from None
         users = self.server.node.users
-        await users.authenticate(self.user.name, secret, peer_is_loopback=self._is_loopback())
+        await users.authenticate(self.user.name, secret, self._peer())
         if self.session.phase is Phase.RUNNING:
             self.session.send(0, m.ConnectionUpdateSecretOk())
 
@@ -487,11 +487,12 @@ class Connection(asyncio.Protocol):
             return {}
         return self._transport.get_extra_info("peercert") or {}
 
-    def _is_loopback(self) -> bool:
+    def _peer(self) -> Peer:
         peer = self._transport.get_extra_info("peername") if self._transport is not None else None
         if isinstance(peer, tuple) and peer:
-            return ipaddress.ip_address(str(peer[0]).partition("%")[0]).is_loopback
-        return isinstance(peer, str | bytes)
+            return peer_at(str(peer[0]))
+        # A socket of the file system is on this machine.
+        return Peer("", is_loopback=isinstance(peer, str | bytes))
 
     def info(self) -> dict[str, Any]:
         """What administrators see."""

@@ -1,115 +1,208 @@
 """Who calls, and what they may do.
 
-    keys       everyone needs an API key (`authorization: Bearer fila_...`)
-    loopback   callers on this machine need none and may do everything, so that they can make the first keys;
-               everyone else needs one
-    open       nobody needs one; for networks that are closed, or where TLS asks clients for certificates
+    authorization: Bearer fila_...      an API key; it may do what its ACL says
+    authorization: Basic <base64>       a user of the broker, with its permissions
+    none, from this machine             the anonymous user (`auth.anonymous_user`): its permissions, no tags
+    none, from elsewhere                refused; with `access = "keys"` also from this machine
 
-A key that is sent is always checked, and then counts: a caller with a key may do what the key may.
+    call        API key       user's permission
+    enqueue     produce       write
+    consume     consume       read
+    queues      admin         configure
+    settings    admin on *    tag administrator
+    API keys    superadmin    tag administrator
+
+Credentials that are sent are always checked. A password is checked in a thread, so `caller` answers None for one that
+is new on its connection, and `log_in` waits for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from ipaddress import ip_address
-from typing import Final, Literal
+import base64
+import binascii
+from collections.abc import Iterable
+from typing import Final, Literal, NamedTuple, Protocol
 from urllib.parse import unquote
 
+from basaltmq.broker.peer import Peer, peer_at
+from basaltmq.broker.permissions import CONFIGURE, READ, WRITE, Permissions
+from basaltmq.broker.users import User, Users
 from basaltmq.errors import AccessRefusedError, AuthenticationError
 from basaltmq.protocols.fila.api_keys import ApiKey, ApiKeys, Kind
 
-AccessMode = Literal["keys", "loopback", "open"]
+AccessMode = Literal["keys", "loopback"]
 
 _BEARER: Final = "bearer "
+_BASIC: Final = "basic "
 _WHAT: Final[dict[Kind, str]] = {"produce": "enqueue to", "consume": "consume from", "admin": "administer"}
+_PERMISSIONS: Final[dict[Kind, str]] = {"produce": WRITE, "consume": READ, "admin": CONFIGURE}
 
 
-class Caller:
-    """Who makes a call. Asked again and again by calls that last: keys are revoked meanwhile."""
+class Accounts(NamedTuple):
+    """The broker's users, and what they may do in the virtual host that is served."""
 
-    __slots__ = ("_key", "_keys", "_peer", "_peer_of")
+    users: Users
+    permissions: Permissions
+    vhost: str
 
-    def __init__(self, keys: ApiKeys, key: ApiKey | None, peer: Callable[[], str]) -> None:
-        self._keys = keys
-        self._key = key
-        self._peer_of = peer
-        self._peer: str | None = None
 
-    @property
-    def peer(self) -> str:
-        """The connection, as gRPC names it. Asked for once: it costs as much as the rest of this class."""
-        if self._peer is None:
-            self._peer = self._peer_of()
-        return self._peer
+class Caller(Protocol):
+    """Who makes a call. Asked again and again by calls that last: rights are revoked meanwhile."""
 
-    def require_current(self) -> None:
-        """Raise if the caller has a key that does not count any more."""
-        if self._key is not None:
-            self._keys.require_current(self._key)
+    peer: str
+    """The connection, as gRPC names it."""
+
+    def is_current(self) -> bool:
+        """False: the credentials have to be checked again. Raises if they are not valid any more."""
+        ...
 
     def require(self, kind: Kind, queue: str) -> None:
         """Raise unless the caller may do this with the queue, at this moment."""
-        if self._key is not None:
-            key = self._keys.require_current(self._key)
-            if not key.may(kind, queue):
-                raise AccessRefusedError(
-                    f"API key {key.id} ({key.name}) may not {_WHAT[kind]} queue {queue!r:.255}; "
-                    f"an ACL entry '{kind}' with a pattern that matches it would allow it"
-                )
+        ...
 
     def require_everywhere(self, kind: Kind, what: str) -> None:
-        """For what is not one queue's."""
-        if self._key is not None:
-            key = self._keys.require_current(self._key)
-            if not key.may_everywhere(kind):
-                raise AccessRefusedError(
-                    f"API key {key.id} ({key.name}) may not {what}; an ACL entry '{kind}' with the pattern '*' "
-                    "would allow it"
-                )
+        """The same for what is not one queue's."""
+        ...
 
-    def require_superadmin(self, what: str) -> None:
-        if self._key is not None:
-            key = self._keys.require_current(self._key)
-            if not key.is_superadmin:
-                raise AccessRefusedError(f"API key {key.id} ({key.name}) may not {what}; that takes a superadmin")
+    def require_superadmin(self, what: str) -> None: ...
 
     def sees(self, queue: str) -> bool:
         """Whether the caller may know that the queue is there."""
-        if self._key is None:
-            return True
+        ...
+
+
+class KeyCaller:
+    """A caller with an API key."""
+
+    __slots__ = ("_key", "_keys", "peer")
+
+    def __init__(self, keys: ApiKeys, key: ApiKey, peer: str) -> None:
+        self._keys = keys
+        self._key = key
+        self.peer = peer
+
+    def is_current(self) -> bool:
+        self._keys.require_current(self._key)
+        return True
+
+    def require(self, kind: Kind, queue: str) -> None:
+        key = self._keys.require_current(self._key)
+        if not key.may(kind, queue):
+            raise AccessRefusedError(
+                f"API key {key.id} ({key.name}) may not {_WHAT[kind]} queue {queue!r:.255}; "
+                f"an ACL entry '{kind}' with a pattern that matches it would allow it"
+            )
+
+    def require_everywhere(self, kind: Kind, what: str) -> None:
+        key = self._keys.require_current(self._key)
+        if not key.may_everywhere(kind):
+            raise AccessRefusedError(
+                f"API key {key.id} ({key.name}) may not {what}; an ACL entry '{kind}' with the pattern '*' "
+                "would allow it"
+            )
+
+    def require_superadmin(self, what: str) -> None:
+        key = self._keys.require_current(self._key)
+        if not key.is_superadmin:
+            raise AccessRefusedError(f"API key {key.id} ({key.name}) may not {what}; that takes a superadmin")
+
+    def sees(self, queue: str) -> bool:
         key = self._keys.require_current(self._key)
         return key.may("admin", queue) or key.may("consume", queue) or key.may("produce", queue)
+
+
+class UserCaller:
+    """A caller that is a user of the broker, by password or anonymously."""
+
+    __slots__ = ("_accounts", "_generation", "_user", "peer")
+
+    def __init__(self, accounts: Accounts, user: User, peer: str) -> None:
+        self._accounts = accounts
+        self._user = user
+        self._generation = accounts.users.generation
+        self.peer = peer
+
+    def is_current(self) -> bool:
+        users, user = self._accounts.users, self._user
+        return self._generation == users.generation and (not user.is_anonymous or users.anonymous_name() == user.name)
+
+    def require(self, kind: Kind, queue: str) -> None:
+        self._accounts.permissions.check(self._user, self._accounts.vhost, _PERMISSIONS[kind], queue)
+
+    def require_everywhere(self, kind: Kind, what: str) -> None:
+        self.require_superadmin(what)
+
+    def require_superadmin(self, what: str) -> None:
+        if not self._accounts.users.is_administrator(self._user):
+            how = "without credentials " if self._user.is_anonymous else ""
+            raise AccessRefusedError(
+                f"user '{self._user.name}' {how}may not {what}; log in as a user with the tag administrator"
+            )
+
+    def sees(self, queue: str) -> bool:
+        permissions, vhost = self._accounts.permissions, self._accounts.vhost
+        return any(permissions.may(self._user, vhost, kind, queue) for kind in _PERMISSIONS.values())
 
 
 class Access:
     """Tells callers apart."""
 
-    def __init__(self, keys: ApiKeys, mode: AccessMode) -> None:
+    def __init__(self, keys: ApiKeys, accounts: Accounts, mode: AccessMode) -> None:
         self.keys = keys
         self.mode = mode
+        self._accounts = accounts
 
-    def caller(self, metadata: Iterable[tuple[str, str | bytes]] | None, peer: Callable[[], str]) -> Caller:
-        """Who makes a call with this metadata; AuthenticationError if that cannot be known."""
-        for name, value in metadata or ():
-            if name == "authorization":
-                text = value if isinstance(value, str) else value.decode("latin-1")
-                if text[: len(_BEARER)].lower() != _BEARER:
-                    raise AuthenticationError("the authorization of a call is 'Bearer' and an API key")
-                return Caller(self.keys, self.keys.authenticate(text[len(_BEARER) :].strip()), peer)
-        if self.mode == "open" or (self.mode == "loopback" and is_loopback(peer())):
-            return Caller(self.keys, None, peer)
-        raise AuthenticationError("the call has no API key; send 'authorization: Bearer <key>'")
+    def caller(self, metadata: Iterable[tuple[str, str | bytes]] | None, peer: str) -> Caller | None:
+        """Who makes a call with this metadata; None if `log_in` has to check a password first."""
+        text = _authorization(metadata)
+        if text is None:
+            return self._anonymous(peer)
+        if text[: len(_BASIC)].lower() == _BASIC:
+            return None
+        if text[: len(_BEARER)].lower() != _BEARER:
+            raise AuthenticationError("the authorization of a call is 'Bearer' and an API key, or 'Basic' and a user")
+        return KeyCaller(self.keys, self.keys.authenticate(text[len(_BEARER) :].strip()), peer)
+
+    async def log_in(self, metadata: Iterable[tuple[str, str | bytes]] | None, peer: str) -> Caller:
+        """The same for a user and a password."""
+        text = _authorization(metadata) or ""
+        name, password = _credentials(text[len(_BASIC) :])
+        user = await self._accounts.users.authenticate(name, password, peer_of(peer))
+        return self._admitted(user, peer)
+
+    def _anonymous(self, peer: str) -> Caller:
+        user = self._accounts.users.anonymous(peer_of(peer)) if self.mode == "loopback" else None
+        if user is None:
+            raise AuthenticationError(
+                "the call has no credentials; send 'authorization: Bearer <API key>' or 'Basic <user and password>'"
+            )
+        return self._admitted(user, peer)
+
+    def _admitted(self, user: User, peer: str) -> Caller:
+        self._accounts.permissions.check_vhost(user, self._accounts.vhost)
+        return UserCaller(self._accounts, user, peer)
 
 
-def is_loopback(peer: str) -> bool:
-    """Whether a connection, as gRPC names it (ipv4:127.0.0.1:4711, ipv6:%5B::1%5D:4711, unix:...), is from here."""
+def _authorization(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
+    for name, value in metadata or ():
+        if name == "authorization":
+            return value if isinstance(value, str) else value.decode("latin-1")
+    return None
+
+
+def _credentials(encoded: str) -> tuple[str, str]:
+    try:
+        name, colon, password = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
+    except (binascii.Error, ValueError):
+        colon = ""
+    if not colon:
+        raise AuthenticationError("Basic authorization is 'user:password' in UTF-8, encoded in base64")
+    return name, password
+
+
+def peer_of(peer: str) -> Peer:
+    """A connection as gRPC names it: ipv4:127.0.0.1:4711, ipv6:%5B::1%5D:4711, unix:..."""
     scheme, _, address = peer.partition(":")
     if scheme == "unix":
-        return True
-    host = unquote(address).rpartition(":")[0].strip("[]")
-    try:
-        found = ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(found, "ipv4_mapped", None)
-    return (mapped or found).is_loopback
+        return Peer("", is_loopback=True)
+    return peer_at(unquote(address).rpartition(":")[0].strip("[]"))

@@ -38,7 +38,10 @@ class Calls:
         """One request, one answer; `encode` makes it of the result a handler has later."""
 
         def handle(raw: bytes, call: Call) -> Answer:
-            reply = handler(read(request, raw), self._caller(call))
+            caller = self._caller(call)
+            if caller is None:
+                return self._logged_in(call, lambda caller: handler(read(request, raw), caller))
+            reply = handler(read(request, raw), caller)
             return reply.SerializeToString() if isinstance(reply, Message) else reply
 
         return Unary(handle, encode or _serialized)
@@ -47,7 +50,11 @@ class Calls:
         """The same for a handler that reads the request itself, and does not keep it."""
 
         def handle(raw: Chunk, call: Call) -> Answer:
-            return handler(raw, self._caller(call))
+            caller = self._caller(call)
+            if caller is None:
+                kept = bytes(raw)
+                return self._logged_in(call, lambda caller: handler(kept, caller))
+            return handler(raw, caller)
 
         return Unary(handle, encode, takes_views=True)
 
@@ -57,7 +64,8 @@ class Calls:
         """One request, many answers, which the handler encodes itself."""
 
         async def handle(raw: bytes, call: Call) -> AsyncGenerator[bytes, None]:
-            answers = handler(read(request, raw), self._caller(call))
+            caller = self._caller(call) or await self._log_in(call)
+            answers = handler(read(request, raw), caller)
             try:
                 async for answer in answers:
                     yield answer
@@ -72,8 +80,9 @@ class Calls:
         """Many requests, many answers."""
 
         async def handle(asked: AsyncIterator[bytes], call: Call) -> AsyncGenerator[bytes, None]:
+            caller = self._caller(call) or await self._log_in(call)
             requests = (read(request, each) async for each in asked)
-            answers = handler(requests, self._caller(call))
+            answers = handler(requests, caller)
             try:
                 async for answer in answers:
                     yield answer.SerializeToString()
@@ -82,18 +91,35 @@ class Calls:
 
         return BothStreams(handle)
 
-    def _caller(self, call: Call) -> Caller:
-        """Who calls. A connection's callers are remembered; that their keys still count is seen to every time."""
+    def _caller(self, call: Call) -> Caller | None:
+        """Who calls; None if that takes a login. A connection's callers are remembered and checked to be current."""
         known: dict[str | None, Caller] = call.connection.memory
         caller = known.get(call.head.authorization)
-        if caller is not None:
-            caller.require_current()
+        if caller is not None and caller.is_current():
             return caller
-        caller = self._access.caller(call.head.fields, call.peer)
-        if len(known) >= CALLERS_MAX:
-            known.clear()
-        known[call.head.authorization] = caller
-        return caller
+        found = self._access.caller(call.head.fields, call.peer())
+        return None if found is None else _remembered(call, found)
+
+    async def _log_in(self, call: Call) -> Caller:
+        return _remembered(call, await self._access.log_in(call.head.fields, call.peer()))
+
+    async def _logged_in(self, call: Call, ask: Callable[[Caller], Reply]) -> Any:
+        """Handle a unary call after its login."""
+        reply = ask(await self._log_in(call))
+        if isinstance(reply, Later):
+            done = call.connection.loop.create_future()
+            reply.then(lambda known: None if done.done() else done.set_result(None))
+            await done
+            return reply.result()
+        return await reply if isinstance(reply, Coroutine) else reply
+
+
+def _remembered(call: Call, caller: Caller) -> Caller:
+    known: dict[str | None, Caller] = call.connection.memory
+    if len(known) >= CALLERS_MAX:
+        known.clear()
+    known[call.head.authorization] = caller
+    return caller
 
 
 def _serialized(answer: Message | bytes) -> bytes:

@@ -26,7 +26,7 @@ from basaltmq.errors import InvalidConfigError
 from basaltmq.protocols.basalt_grpc.service import SERVICE as QUEUES_SERVICE
 from basaltmq.protocols.basalt_grpc.service import QueuesService
 from basaltmq.protocols.fila import admin, service
-from basaltmq.protocols.fila.access import Access, AccessMode
+from basaltmq.protocols.fila.access import Access, AccessMode, Accounts
 from basaltmq.protocols.fila.api_keys import ApiKeys
 from basaltmq.protocols.fila.calls import Calls
 from basaltmq.protocols.fila.desk import Desk, PlaneDesk
@@ -86,6 +86,7 @@ class FilaServer:
         plane: QueuePlane,
         commit: GroupCommit,
         keys: ApiKeys,
+        accounts: Accounts,
         options: FilaOptions | None = None,
         *,
         desk: Desk | None = None,
@@ -99,7 +100,8 @@ class FilaServer:
         self._takers = Takers(plane, loop)
         self._streams = Streams(plane, self._takers, loop, ack_from=options.ack_from)
         keys.watch(self._streams.recheck)
-        access = Access(keys, options.access)
+        self._unwatch = accounts.permissions.watch(self._streams.recheck)
+        access = Access(keys, accounts, options.access)
         calls = Calls(access)
 
         async def durable() -> None:
@@ -141,12 +143,11 @@ class FilaServer:
             raise InvalidConfigError(
                 f"cannot listen on {options.host} port {options.port} for gRPC: {error.strerror or error}"
             ) from None
-        if options.access == "open":
-            _log.warning("gRPC on %s port %d asks nobody for a key (access is open)", options.host, port)
         return port
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Take no more calls, end streams and waits, and let what runs finish within the grace."""
+        self._unwatch()
         self._streams.close()
         self._queues.close()
         await self._server.stop(grace_s, "the broker is stopping; connect again")

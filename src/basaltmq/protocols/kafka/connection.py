@@ -14,7 +14,6 @@ no error for it. ApiVersions in an unknown version is answered in version 0, so 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import secrets
 import sys
@@ -23,6 +22,7 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from basaltmq.broker.peer import Peer, peer_at
 from basaltmq.broker.users import User
 from basaltmq.errors import AccessRefusedError, AuthenticationError, BasaltError, MalformedRequestError
 from basaltmq.protocols.kafka import api as k
@@ -75,6 +75,7 @@ class Connection(asyncio.Protocol):
         self.server = server
         self.client_id = ""
         self.host = ""
+        self.peer = Peer("", is_loopback=False)
         self.name = "kafka client"
         self.user: User | None = None
         self.fetch_session: FetchSession | None = None
@@ -100,10 +101,10 @@ class Connection(asyncio.Protocol):
         self._transport = transport
         peer = transport.get_extra_info("peername") or ("", 0)
         self.host = str(peer[0])
+        self.peer = peer_at(self.host)
         self.name = f"{peer[0]}:{peer[1]}"
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
-        access = self.server.settings.access
-        self._may_enter = access == "open" or (access == "loopback" and self._is_loopback())
+        self._enter_anonymously()
         if not self.server.joined(self):
             transport.abort()
             return
@@ -338,7 +339,7 @@ class Connection(asyncio.Protocol):
         users = self.server.node.users
         if self._mechanism == PLAIN:
             name, password = read_plain(raw)
-            self._let_in(await users.authenticate(name, password, peer_is_loopback=self._is_loopback()))
+            self._let_in(await users.authenticate(name, password, self.peer))
             return b""
         exchange, mechanism = self._scram, self._mechanism
         if exchange is None:
@@ -346,7 +347,7 @@ class Connection(asyncio.Protocol):
             exchange = self._scram = ScramExchange(mechanism, lambda name: users.scram_for(name, mechanism), nonce)
             return exchange.first(raw)
         answer = exchange.final(raw)
-        self._let_in(users.entering(exchange.name, peer_is_loopback=self._is_loopback()))
+        self._let_in(users.entering(exchange.name, self.peer))
         self._scram = None
         return answer
 
@@ -359,12 +360,23 @@ class Connection(asyncio.Protocol):
         self.user = user
         self._may_enter = True
 
+    def _enter_anonymously(self) -> None:
+        """A client on this machine is let in as the anonymous user, if there is one; SASL may follow."""
+        if self.server.settings.access != "loopback":
+            return
+        user = self.server.node.users.anonymous(self.peer)
+        if user is not None and self.server.node.permissions.may_use(user.name, self.server.settings.vhost):
+            self.user = user
+            self._may_enter = True
+
     def check(self, kind: str, resource: str) -> None:
-        if self.user is not None:
-            self.server.node.permissions.check(self.user, self.server.settings.vhost, kind, resource)
+        node, user = self.server.node, self.user
+        if user is None or (user.is_anonymous and node.users.anonymous_name() != user.name):
+            raise AccessRefusedError(f"{kind} access to '{resource}' refused: log in first (SASL)")
+        node.permissions.check(user, self.server.settings.vhost, kind, resource)
 
     def is_administrator(self) -> bool:
-        return self.user is None or self.user.is_administrator
+        return self.user is not None and self.server.node.users.is_administrator(self.user)
 
     def may(self, kind: str, resource: str) -> bool:
         try:
@@ -404,9 +416,3 @@ class Connection(asyncio.Protocol):
             _log.info("%s: closed: %s", self.name, reason)
             self._inbox.clear()
             self._transport.close()
-
-    def _is_loopback(self) -> bool:
-        try:
-            return ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
-        except ValueError:
-            return False

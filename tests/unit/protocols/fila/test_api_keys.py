@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import fnmatch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from basaltmq.broker.permissions import Permissions
+from basaltmq.broker.users import Users
+from basaltmq.catalog.catalog import Catalog
 from basaltmq.errors import (
     AccessRefusedError,
     AuthenticationError,
@@ -16,8 +21,8 @@ from basaltmq.errors import (
     LimitExceededError,
     NotFoundError,
 )
-from basaltmq.protocols.fila.access import Access, is_loopback
-from basaltmq.protocols.fila.api_keys import PERMISSIONS_MAX, ApiKeys, matches
+from basaltmq.protocols.fila.access import Access, AccessMode, Accounts, Caller, peer_of
+from basaltmq.protocols.fila.api_keys import KINDS, PERMISSIONS_MAX, ApiKeys, matches
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.keys import api_key_key, decode_api_key_key
@@ -150,27 +155,107 @@ def test_a_row_that_cannot_be_read_is_told_by_name(row: bytes) -> None:
     ],
 )
 def test_who_is_on_this_machine(peer: str, is_local: bool) -> None:
-    assert is_loopback(peer) is is_local
+    assert peer_of(peer).is_loopback is is_local
 
 
+def accounts(*, anonymous: str = "guest") -> Accounts:
+    """Users of a new broker: guest, an administrator, and ann, who may use queues that begin with her name."""
+    catalog = Catalog(MemoryStore())
+    catalog.open()
+    users = Users(catalog, at_once, anonymous_name=lambda: anonymous)
+    permissions = Permissions(catalog, at_once)
+    users.changed = lambda name: permissions.forget()
+
+    async def populate() -> None:
+        await users.create("guest", "guest", tags=["administrator"])
+        await permissions.set("guest", "/", configure=".*", write=".*", read=".*")
+        await users.create("ann", "secret")
+        await permissions.set("ann", "/", configure="^ann", write="^ann", read="^ann\\.")
+
+    asyncio.run(populate())
+    return Accounts(users, permissions, "/")
+
+
+async def at_once() -> None:
+    """Durable right away: the store is in memory."""
+
+
+def known(found: Caller | None) -> Caller:
+    assert found is not None, "no login is needed"
+    return found
+
+
+@pytest.mark.promise("P14")
 @pytest.mark.parametrize(
-    ("mode", "peer", "is_let_in"),
+    ("mode", "peer", "anonymous", "is_let_in"),
     [
-        ("keys", LOCAL, False),
-        ("keys", REMOTE, False),
-        ("loopback", LOCAL, True),
-        ("loopback", REMOTE, False),
-        ("open", LOCAL, True),
-        ("open", REMOTE, True),
+        ("keys", LOCAL, "guest", False),
+        ("keys", REMOTE, "guest", False),
+        ("loopback", LOCAL, "guest", True),
+        ("loopback", REMOTE, "guest", False),
+        ("loopback", LOCAL, "", False),
+        ("loopback", LOCAL, "nobody", False),
     ],
 )
-def test_who_needs_no_key(mode: str, peer: str, is_let_in: bool) -> None:
-    access = Access(ApiKeys(MemoryStore()), mode)  # type: ignore[arg-type]
-    if is_let_in:
-        access.caller((), lambda: peer).require_superadmin("do anything")
-    else:
+def test_who_needs_no_credentials_and_never_administers(
+    mode: AccessMode, peer: str, anonymous: str, is_let_in: bool
+) -> None:
+    access = Access(ApiKeys(MemoryStore()), accounts(anonymous=anonymous), mode)
+    if not is_let_in:
         with pytest.raises(AuthenticationError):
-            access.caller((), lambda: peer)
+            access.caller((), peer)
+        return
+    caller = known(access.caller((), peer))
+    for kind in KINDS:
+        caller.require(kind, "any")
+    refused = "user 'guest' without credentials may not"
+    with pytest.raises(AccessRefusedError, match=refused):
+        caller.require_superadmin("make API keys")
+    with pytest.raises(AccessRefusedError, match=refused):
+        caller.require_everywhere("admin", "change settings")
+
+
+@pytest.mark.promise("P14")
+def test_anonymous_callers_follow_the_anonymous_users_permissions_and_end() -> None:
+    book = accounts(anonymous="ann")
+    access = Access(ApiKeys(MemoryStore()), book, "loopback")
+    caller = known(access.caller((), LOCAL))
+    caller.require("produce", "ann-1")
+    assert (caller.sees("ann-1"), caller.sees("bob")) == (True, False)
+    with pytest.raises(AccessRefusedError):
+        caller.require("consume", "ann-1")
+    asyncio.run(book.permissions.set("ann", "/", configure="", write="", read=""))
+    with pytest.raises(AccessRefusedError):
+        caller.require("produce", "ann-1")
+    asyncio.run(book.users.delete("ann"))
+    assert not caller.is_current()
+    with pytest.raises(AuthenticationError):
+        access.caller((), LOCAL)
+
+
+def test_a_user_and_a_password_have_the_users_rights() -> None:
+    book = accounts()
+    access = Access(ApiKeys(MemoryStore()), book, "keys")
+
+    def log_in(text: str) -> Caller:
+        fields = [("authorization", "Basic " + base64.b64encode(text.encode()).decode())]
+        assert access.caller(fields, LOCAL) is None
+        return asyncio.run(access.log_in(fields, LOCAL))
+
+    ann, guest = log_in("ann:secret"), log_in("guest:guest")
+    ann.require("admin", "ann-1")
+    with pytest.raises(AccessRefusedError):
+        ann.require("admin", "bob")
+    with pytest.raises(AccessRefusedError, match="user 'ann' may not make API keys"):
+        ann.require_superadmin("make API keys")
+    guest.require_superadmin("make API keys")
+    asyncio.run(book.users.set_tags("guest", []))
+    with pytest.raises(AccessRefusedError):
+        guest.require_superadmin("make API keys")
+    assert not guest.is_current()
+    for wrong in ("ann:", "ann:wrong", "nobody:x", "ann"):
+        with pytest.raises(AuthenticationError):
+            log_in(wrong)
 
 
 @pytest.mark.parametrize("form", ["Bearer {}", "bearer {}", "BEARER  {} "])
@@ -178,7 +263,8 @@ def test_a_key_that_is_sent_counts_even_where_none_is_needed(form: str) -> None:
     keys = ApiKeys(MemoryStore())
     key, text = keys.create("little")
     keys.permit(key.id, [("produce", "a")])
-    caller = Access(keys, "open").caller([("authorization", form.format(text))], lambda: REMOTE)
+    access = Access(keys, accounts(), "loopback")
+    caller = known(access.caller([("authorization", form.format(text))], LOCAL))
     caller.require("produce", "a")
     with pytest.raises(AccessRefusedError, match="may not consume from queue 'a'"):
         caller.require("consume", "a")
@@ -192,7 +278,7 @@ def test_a_key_that_is_sent_counts_even_where_none_is_needed(form: str) -> None:
         caller.require("produce", "a")
 
 
-@pytest.mark.parametrize("text", ["", "Basic Zm9v", "Bearer", "Bearer x", "fila_x"])
+@pytest.mark.parametrize("text", ["", "Digest Zm9v", "Bearer", "Bearer x", "fila_x"])
 def test_another_form_of_authorization_is_refused(text: str) -> None:
     with pytest.raises(AuthenticationError):
-        Access(ApiKeys(MemoryStore()), "open").caller([("authorization", text)], lambda: LOCAL)
+        Access(ApiKeys(MemoryStore()), accounts(), "loopback").caller([("authorization", text)], LOCAL)

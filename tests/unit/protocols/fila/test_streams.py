@@ -10,7 +10,7 @@ import pytest
 from basaltmq.errors import AuthenticationError, MessageNotFoundError, QueueNotFoundError, StoreClosedError
 from basaltmq.protocols.fila import streams as module
 from basaltmq.protocols.fila import takers
-from basaltmq.protocols.fila.access import Caller
+from basaltmq.protocols.fila.access import KeyCaller
 from basaltmq.protocols.fila.api_keys import ApiKeys
 from basaltmq.protocols.fila.streams import AckFrom, Streams
 from basaltmq.protocols.fila.takers import Takers
@@ -33,9 +33,10 @@ class Bench:
         self.takers = Takers(self.plane, loop)
         self.streams = Streams(self.plane, self.takers, loop, ack_from=ack_from)
         self.keys = ApiKeys(self.store)
+        self.key, _ = self.keys.create("all", is_superadmin=True)
 
-    def caller(self, peer: str) -> Caller:
-        return Caller(self.keys, None, lambda: peer)
+    def caller(self, peer: str) -> KeyCaller:
+        return KeyCaller(self.keys, self.key, peer)
 
     def consume(self, peer: str) -> Deliveries:
         return self.streams.consume("q", self.caller(peer))
@@ -168,7 +169,7 @@ def test_large_messages_are_leased_a_few_at_a_time() -> None:
 def test_streams_end_when_the_queue_is_gone_the_key_is_or_the_server_stops() -> None:
     async def test(bench: Bench) -> None:
         key, text = bench.keys.create("worker", is_superadmin=True)
-        keyed = bench.streams.consume("q", Caller(bench.keys, bench.keys.authenticate(text), lambda: "keyed"))
+        keyed = bench.streams.consume("q", KeyCaller(bench.keys, bench.keys.authenticate(text), "keyed"))
         waiting = asyncio.ensure_future(anext(keyed))
         await asyncio.sleep(0.01)
         bench.keys.watch(bench.streams.recheck)
