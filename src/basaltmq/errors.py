@@ -391,6 +391,17 @@ class AuthenticationError(BasaltError):
     code = "authentication_failed"
 
 
+class TooManyLoginsError(AuthenticationError):
+    """Too many logins failed or are being checked; the credentials were not looked at."""
+
+    code = "too_many_logins"
+    retriable = True
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class UserNotFoundError(NotFoundError):
     """No user of that name."""
 

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from basaltmq.admin.message import HttpError, Request
 from basaltmq.broker.peer import Peer
 from basaltmq.broker.users import User
-from basaltmq.errors import BasaltError
+from basaltmq.errors import BasaltError, TooManyLoginsError
 
 WAITING_MAX: Final = 64
 """Clients waiting for their password to be checked; more are told to come back."""
@@ -47,6 +47,9 @@ class Authenticator:
         self._waiting += 1
         try:
             return await self._users.authenticate(name, password, Peer(request.peer, request.is_loopback))
+        except TooManyLoginsError as error:
+            later = {"Retry-After": str(max(1, round(error.retry_after_s)))}
+            raise HttpError(429, str(error), code=error.code, headers=later) from error
         except BasaltError as error:
             _log.warning("%s was refused for user %r: %s", request.peer, name, error.code)
             raise HttpError(401, str(error), code=error.code, headers=CHALLENGE) from error

@@ -24,6 +24,7 @@ from basaltmq.broker.connections import Connections
 from basaltmq.broker.flow import INTERVAL_S, Alarms, Listener, Watch, disk_bytes
 from basaltmq.broker.loop_commit import LoopCommit
 from basaltmq.broker.memory_limit import memory_bytes
+from basaltmq.broker.node_secret import node_secret
 from basaltmq.broker.permissions import Permissions
 from basaltmq.broker.supervision import Supervised, VHostState
 from basaltmq.broker.users import ADMINISTRATOR, Users
@@ -46,6 +47,9 @@ VHOST_NAME_BYTES_MAX: Final = 255
 
 STALL_WAIT_MS: Final = 5
 """How long the loop stands still for a store that is behind, before publishers are held instead."""
+
+SECRET_FILE: Final = "secret"  # noqa: S105
+"""Beside the node's store."""
 
 UNDERFULL: Final = 0.9
 """The part of its size limit that a store shrinks to before its publishers go on."""
@@ -80,6 +84,7 @@ class Node:
             self.durable,
             loopback_only=lambda: self.config.auth.loopback_users,
             anonymous_name=lambda: self.config.auth.anonymous_user,
+            secret=node_secret(self.directories.node_store.with_name(SECRET_FILE)),
         )
         self.permissions = Permissions(self.catalog, self.durable)
         self.users.changed = self._user_changed

@@ -92,10 +92,21 @@ def is_hash(stored: str) -> bool:
 
 
 def verify(stored: str, password: str) -> bool:
-    """Whether the password is the one the hash was made of."""
+    """Whether the password is the one the hash was made of.
+
+    The time does not depend on the kind of hash: where it is not the usual scrypt, one is computed in addition.
+    """
     raw = password.encode(errors="replace")
     if not raw or len(raw) > PASSWORD_BYTES_MAX:
         return False
+    is_right = _is_right(stored, raw)
+    if is_outdated(stored) or is_right is None:
+        hashlib.scrypt(raw, salt=bytes(SALT_BYTES), n=1 << LOG2_N, r=R, p=P, dklen=HASH_BYTES, maxmem=MEMORY_BYTES_MAX)
+    return is_right is True
+
+
+def _is_right(stored: str, raw: bytes) -> bool | None:
+    """None: the hash cannot be used."""
     kind, _, rest = stored.partition("$")
     try:
         if kind == "scrypt":
@@ -113,12 +124,17 @@ def verify(stored: str, password: str) -> bool:
             return hmac.compare_digest(made, expected)
         hashed = _RABBIT_HASHES.get(kind)
         if hashed is None:
-            return False
+            return None
         whole = base64.b64decode(rest)
         salted, expected = whole[:_RABBIT_SALT_BYTES], whole[_RABBIT_SALT_BYTES:]
         return hmac.compare_digest(hashed(salted + raw), expected)
     except (ValueError, binascii.Error, MemoryError):
-        return False
+        return None
+
+
+def unmatched(random_bytes: Callable[[int], bytes] = os.urandom) -> str:
+    """A hash of the usual cost that no password is known to match."""
+    return f"scrypt${LOG2_N}${R}${P}${_text(random_bytes(SALT_BYTES))}${_text(random_bytes(HASH_BYTES))}"
 
 
 def is_outdated(stored: str) -> bool:

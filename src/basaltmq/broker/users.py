@@ -6,7 +6,9 @@ Objects of the node's catalog:
 
 Checking a password takes tens of milliseconds on purpose, so it is done in threads, a few at a time, and what was right
 once is remembered under a key of this process: a thousand connections of one user cost one check. A name nobody has
-takes as long as a wrong password. Hashes leave this module only for definitions; passwords never.
+takes as long as a wrong password, and failures delay what follows (see login_throttle.py).
+
+Hashes leave this module only for definitions; passwords never.
 """
 
 from __future__ import annotations
@@ -21,12 +23,19 @@ from typing import Any, Final
 import msgspec
 
 from basaltmq.broker import passwords
+from basaltmq.broker.login_throttle import LoginThrottle
 from basaltmq.broker.peer import Peer
 from basaltmq.broker.scram import ITERATIONS_MIN, ScramCredential, of_row
 from basaltmq.catalog.catalog import Catalog
 from basaltmq.catalog.kinds import Kind
 from basaltmq.catalog.objects import CatalogObject
-from basaltmq.errors import AlreadyExistsError, AuthenticationError, InvalidArgumentError, UserNotFoundError
+from basaltmq.errors import (
+    AlreadyExistsError,
+    AuthenticationError,
+    InvalidArgumentError,
+    TooManyLoginsError,
+    UserNotFoundError,
+)
 
 ADMINISTRATOR: Final = "administrator"
 MONITORING: Final = "monitoring"
@@ -36,6 +45,9 @@ MANAGEMENT: Final = "management"
 TAGS_MAX: Final = 64
 CHECKS_AT_ONCE: Final = 4
 """Passwords checked at the same time: 16 MiB and a core each."""
+
+CHECKS_WAITING_MAX: Final = 256
+"""Passwords that wait to be checked: some 5 s of work for two cores; more logins are refused."""
 
 REMEMBERED_MAX: Final = 4096
 """Right passwords remembered, by user."""
@@ -69,9 +81,11 @@ class Users:
         loopback_only: Callable[[], Iterable[str]] = lambda: ("guest",),
         anonymous_name: Callable[[], str] = lambda: "",
         random_bytes: Callable[[int], bytes] = os.urandom,
+        throttle: LoginThrottle | None = None,
+        secret: bytes | None = None,
     ) -> None:
         """`durable` waits for the sync of what was written to the catalog. `anonymous_name` is the user of clients
-        without credentials; empty: there is none."""
+        without credentials; empty: there is none. `secret` is the node's: salts of unknown names come from it."""
         self._catalog = catalog
         self._durable = durable
         self._loopback_only = loopback_only
@@ -79,21 +93,26 @@ class Users:
         self.generation = 0
         """Counts changes of users: a login of an earlier generation has to be checked again."""
         self._random_bytes = random_bytes
-        self._secret = random_bytes(32)
+        self._process_secret = random_bytes(32)
+        self._node_secret = secret or random_bytes(32)
+        self._iterations: dict[str, tuple[int, list[int]]] = {}
         self._remembered: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
-        self._nobody: str | None = None
+        self._nobody = passwords.unmatched(random_bytes)
         self._checks = asyncio.Semaphore(CHECKS_AT_ONCE)
+        self._checks_waiting = 0
+        self.throttle = throttle or LoginThrottle()
         self.changed: Callable[[str], None] = lambda name: None
         """Called with the name of a user that was changed or deleted."""
 
     async def authenticate(self, name: str, password: str, peer: Peer) -> User:
         """The user of this name and password; AuthenticationError says no more than that it failed."""
-        found = self._find(name)
-        stored = passwords.NONE if found is None else str(found.attributes.get("hash", passwords.NONE))
-        if not await self._is_right(name, stored, password):
-            raise AuthenticationError(f"user '{name}' was refused: the name or the password is wrong")
-        assert found is not None, "nobody's password is never right"
-        self._require_place(name, peer)
+        async with self.throttle.attempt(name, peer):
+            found = self._find(name)
+            stored = passwords.NONE if found is None else str(found.attributes.get("hash", passwords.NONE))
+            if not await self._is_right(name, stored, password):
+                raise AuthenticationError(f"user '{name}' was refused: the name or the password is wrong")
+            assert found is not None, "nobody's password is never right"
+            self._require_place(name, peer)
         if passwords.is_outdated(stored):
             await self._update(found, {"hash": await self._hash(password, None)})
         return _shown(found)
@@ -134,8 +153,23 @@ class Users:
         found = self.scram_of(name, mechanism)
         if found is not None:
             return found, True
-        made = hashlib.blake2b(f"{mechanism} {name}".encode(errors="replace"), key=self._secret, person=b"basalt-scram")
-        return ScramCredential(made.digest()[:SCRAM_SALT_BYTES], ITERATIONS_MIN, made.digest(), b""), False
+        text = f"{mechanism} {name}".encode(errors="surrogatepass")
+        made = hashlib.blake2b(text, key=self._node_secret, person=b"basalt-scram").digest()
+        usual = self._usual_iterations(mechanism)
+        iterations = usual[made[-1] % len(usual)]
+        return ScramCredential(made[:SCRAM_SALT_BYTES], iterations, made, b""), False
+
+    def _usual_iterations(self, mechanism: str) -> list[int]:
+        """Those of users that have a credential: an unknown name has to show one of them."""
+        known = self._iterations.get(mechanism)
+        if known is None or known[0] != self.generation:
+            rows = (
+                each.attributes.get("scram", {}).get(mechanism)
+                for each in self._catalog.page(Kind.USER, limit=PAGE).objects
+            )
+            found = sorted({int(row["iterations"]) for row in rows if row is not None})
+            known = self._iterations[mechanism] = (self.generation, found or [ITERATIONS_MIN])
+        return known[1]
 
     async def set_scram(self, name: str, mechanism: str, credential: ScramCredential | None) -> None:
         """Give or take the credential of a mechanism."""
@@ -147,29 +181,29 @@ class Users:
         await self._update(found, {"scram": kept})
 
     async def _is_right(self, name: str, stored: str, password: str) -> bool:
-        mark = hashlib.blake2b(password.encode(errors="replace"), key=self._secret, person=b"basalt-password").digest()
+        mark = hashlib.blake2b(
+            password.encode(errors="replace"), key=self._process_secret, person=b"basalt-password"
+        ).digest()
         known = self._remembered.get(name)
         if known == (stored, mark):
             self._remembered.move_to_end(name)
             return True
-        if stored == passwords.NONE:
-            stored_or_nobody = await self._nobodys_hash()
-        else:
-            stored_or_nobody = stored
-        async with self._checks:
-            is_right = await asyncio.to_thread(passwords.verify, stored_or_nobody, password)
+        if self._checks_waiting >= CHECKS_WAITING_MAX:
+            raise TooManyLoginsError("too many passwords are being checked; try again in a second")
+        # Unknown names are checked against a hash that nothing matches, so that they take as long as known ones.
+        checked = self._nobody if stored == passwords.NONE else stored
+        self._checks_waiting += 1
+        try:
+            async with self._checks:
+                is_right = await asyncio.to_thread(passwords.verify, checked, password)
+        finally:
+            self._checks_waiting -= 1
         if not is_right or stored == passwords.NONE:
             return False
         self._remembered[name] = (stored, mark)
         while len(self._remembered) > REMEMBERED_MAX:
             self._remembered.popitem(last=False)
         return True
-
-    async def _nobodys_hash(self) -> str:
-        """A hash to check in vain, so that an unknown name takes as long as a wrong password."""
-        if self._nobody is None:
-            self._nobody = await asyncio.to_thread(passwords.hash_password, self._random_bytes(16).hex())
-        return self._nobody
 
     def external(self, certificate: Mapping[str, Any], peer: Peer) -> User:
         """The user a client's certificate, checked by TLS, names: its common name."""

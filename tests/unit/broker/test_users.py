@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from basaltmq.broker import passwords
+from basaltmq.broker import users as users_module
 from basaltmq.broker.peer import Peer
 from basaltmq.broker.permissions import Permissions
+from basaltmq.broker.scram import SHA_256, ScramCredential
 from basaltmq.broker.users import User, Users
 from basaltmq.catalog.catalog import Catalog
 from basaltmq.catalog.kinds import Kind
@@ -24,12 +26,14 @@ from basaltmq.errors import (
     AuthenticationError,
     InvalidArgumentError,
     NotFoundError,
+    TooManyLoginsError,
     UserNotFoundError,
 )
 from basaltmq.store.memory import MemoryStore
 
 HERE = Peer("127.0.0.1", is_loopback=True)
 THERE = Peer("192.0.2.1", is_loopback=False)
+ROW = {"salt": "c2FsdA==", "iterations": 4096, "stored_key": "", "server_key": ""}
 
 
 async def at_once() -> None:
@@ -180,6 +184,67 @@ def test_a_certificate_names_its_user() -> None:
                 users.external(wrong, HERE)
 
     with_users(test)
+
+
+@pytest.mark.parametrize("case", ["scrypt", "rabbit-sha256", "rabbit-sha512", "no password", "damaged", "unknown"])
+def test_every_wrong_login_costs_one_scrypt(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cheaper check for some would tell which names exist and how their passwords are kept."""
+    costs: list[int] = []
+    scrypt = hashlib.scrypt
+
+    def counted(*arguments: Any, **options: Any) -> bytes:
+        costs.append(options["n"] * options["r"] * options["p"])
+        return scrypt(*arguments, **options)
+
+    async def test(users: Users, permissions: Permissions) -> None:
+        hashes = {
+            "rabbit-sha256": f"rabbit-sha256${rabbit('right')}",
+            "rabbit-sha512": f"rabbit-sha512${rabbit('right', 'sha512')}",
+            "no password": passwords.NONE,
+            "damaged": "scrypt$what",
+        }
+        if case == "scrypt":
+            await users.create("ann", "right")
+        elif case != "unknown":
+            await users.create("ann", password_hash=hashes[case])
+        monkeypatch.setattr(hashlib, "scrypt", counted)
+        with pytest.raises(AuthenticationError):
+            await users.authenticate("ann", "wrong", HERE)
+        assert costs == [(1 << passwords.LOG2_N) * passwords.R * passwords.P]
+
+    with_users(test)
+
+
+def test_logins_beyond_what_can_be_checked_soon_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(users_module, "CHECKS_WAITING_MAX", 2)
+
+    async def test(users: Users, permissions: Permissions) -> None:
+        guesses = [users.authenticate(f"user-{number}", "x", THERE) for number in range(8)]
+        done = await asyncio.gather(*guesses, return_exceptions=True)
+        assert sum(isinstance(each, TooManyLoginsError) for each in done) == 6
+
+    with_users(test)
+
+
+def test_scram_of_an_unknown_name_is_stable_over_restarts_and_looks_like_the_others() -> None:
+    store = MemoryStore()
+
+    def seen(secret: bytes) -> ScramCredential:
+        async def whole() -> ScramCredential:
+            catalog = Catalog(store)
+            if catalog.open():
+                catalog.create(Kind.USER, "ann", attributes={"scram": {SHA_256: {**ROW, "iterations": 8192}}})
+            found, is_somebody = Users(catalog, at_once, secret=secret).scram_for("nobody", SHA_256)
+            assert not is_somebody
+            catalog.close()
+            return found
+
+        return asyncio.run(whole())
+
+    first = seen(b"s" * 32)
+    assert first == seen(b"s" * 32)
+    assert first.iterations == 8192, "as the users there are"
+    assert first.salt != seen(b"t" * 32).salt
 
 
 def test_a_certificate_of_a_loopback_user_is_refused_from_elsewhere() -> None:

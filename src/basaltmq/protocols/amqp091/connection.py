@@ -63,9 +63,6 @@ WRITE_STOP_BYTES: Final = 16 << 20
 CLOSE_S: Final = 5
 """A client has this long to answer connection.close."""
 
-REFUSED_LOGIN_S: Final = 1.0
-"""A refused login is answered after this, so that guessing takes time."""
-
 _log: Final = logging.getLogger(__name__)
 
 
@@ -269,7 +266,7 @@ class Connection(asyncio.Protocol):
                     NOT_ALLOWED, f"mechanism '{method.mechanism}' is not one of those offered", method.number
                 )
         except AuthenticationError as error:
-            await self._refuse_login(method, error)
+            self._refuse_login(method, error)
             return
         if self.session.phase is not Phase.CHECKING:
             return
@@ -277,9 +274,8 @@ class Connection(asyncio.Protocol):
         limits = self.server.limits
         self.session.send(0, m.ConnectionTune(limits.channel_max, limits.frame_bytes_max, limits.heartbeat_s))
 
-    async def _refuse_login(self, method: m.ConnectionStartOk, error: AuthenticationError) -> None:
+    def _refuse_login(self, method: m.ConnectionStartOk, error: AuthenticationError) -> None:
         _log.warning("%s: login refused: %s", self.name, error)
-        await asyncio.sleep(REFUSED_LOGIN_S)
         if self.session.phase is not Phase.CHECKING:
             return
         if not self.client.authentication_failure_close:

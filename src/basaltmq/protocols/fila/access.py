@@ -12,8 +12,8 @@
     settings    admin on *    tag administrator
     API keys    superadmin    tag administrator
 
-Credentials that are sent are always checked. A password is checked in a thread, so `caller` answers None for one that
-is new on its connection, and `log_in` waits for it.
+Credentials that are sent are always checked. A password is checked in a thread, and a key that is not valid is refused
+after a delay; `caller` answers None for these, and `log_in` waits. Valid keys never wait: nobody guesses 256 bits.
 """
 
 from __future__ import annotations
@@ -161,14 +161,23 @@ class Access:
             return None
         if text[: len(_BEARER)].lower() != _BEARER:
             raise AuthenticationError("the authorization of a call is 'Bearer' and an API key, or 'Basic' and a user")
-        return KeyCaller(self.keys, self.keys.authenticate(text[len(_BEARER) :].strip()), peer)
+        try:
+            return self._holder(text, peer)
+        except AuthenticationError:
+            return None
 
     async def log_in(self, metadata: Iterable[tuple[str, str | bytes]] | None, peer: str) -> Caller:
-        """The same for a user and a password."""
+        """The same for a user and a password. A key that is not valid is refused here, after the wait it owes."""
         text = _authorization(metadata) or ""
+        if text[: len(_BEARER)].lower() == _BEARER:
+            async with self._accounts.users.throttle.attempt("", peer_of(peer)):
+                return self._holder(text, peer)
         name, password = _credentials(text[len(_BASIC) :])
         user = await self._accounts.users.authenticate(name, password, peer_of(peer))
         return self._admitted(user, peer)
+
+    def _holder(self, text: str, peer: str) -> Caller:
+        return KeyCaller(self.keys, self.keys.authenticate(text[len(_BEARER) :].strip()), peer)
 
     def _anonymous(self, peer: str) -> Caller:
         user = self._accounts.users.anonymous(peer_of(peer)) if self.mode == "loopback" else None

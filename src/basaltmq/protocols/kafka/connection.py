@@ -48,9 +48,6 @@ UNDER_WAY_BYTES_MAX: Final = 64 << 20
 WRITE_HIGH_BYTES: Final = 4 << 20
 """Unread answers above which nothing more is handled; a fetch may add one answer to it."""
 
-REFUSAL_DELAY_S: Final = 0.3
-"""A wrong password costs the guesser this long."""
-
 NONCE_BYTES: Final = 24
 _OPEN: Final = frozenset((k.API_VERSIONS, k.SASL_HANDSHAKE, k.SASL_AUTHENTICATE))
 _log: Final = logging.getLogger(__name__)
@@ -319,18 +316,13 @@ class Connection(asyncio.Protocol):
             answer = await self._log_in(request.body["auth_bytes"])
         except AuthenticationError as error:
             _log.warning("%s: %s", self.name, error)
-            await asyncio.sleep(REFUSAL_DELAY_S)
             self._send(self._chunks(request, {"error_code": e.SASL_AUTHENTICATION_FAILED, "error_message": str(error)}))
             self._end("authentication failed")
             return []
         return self._chunks(request, {"error_message": None, "auth_bytes": answer})
 
     async def _bare(self, raw: bytes) -> list[bytes]:
-        try:
-            answer = await self._log_in(raw)
-        except AuthenticationError:
-            await asyncio.sleep(REFUSAL_DELAY_S)
-            raise
+        answer = await self._log_in(raw)
         self._is_bare = self._scram is not None
         return [SIZE.pack(len(answer)), answer]
 
@@ -346,8 +338,9 @@ class Connection(asyncio.Protocol):
             nonce = secrets.token_urlsafe(NONCE_BYTES)
             exchange = self._scram = ScramExchange(mechanism, lambda name: users.scram_for(name, mechanism), nonce)
             return exchange.first(raw)
-        answer = exchange.final(raw)
-        self._let_in(users.entering(exchange.name, self.peer))
+        async with users.throttle.attempt(exchange.name, self.peer):
+            answer = exchange.final(raw)
+            self._let_in(users.entering(exchange.name, self.peer))
         self._scram = None
         return answer
 

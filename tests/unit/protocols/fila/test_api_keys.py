@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from basaltmq.broker.login_throttle import LoginThrottle
 from basaltmq.broker.permissions import Permissions
 from basaltmq.broker.users import Users
 from basaltmq.catalog.catalog import Catalog
@@ -280,5 +281,25 @@ def test_a_key_that_is_sent_counts_even_where_none_is_needed(form: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "Digest Zm9v", "Bearer", "Bearer x", "fila_x"])
 def test_another_form_of_authorization_is_refused(text: str) -> None:
+    access, fields = Access(ApiKeys(MemoryStore()), accounts(), "loopback"), [("authorization", text)]
     with pytest.raises(AuthenticationError):
-        Access(ApiKeys(MemoryStore()), accounts(), "loopback").caller([("authorization", text)], LOCAL)
+        assert access.caller(fields, LOCAL) is None
+        asyncio.run(access.log_in(fields, LOCAL))
+
+
+def test_keys_that_are_not_valid_are_refused_more_slowly_each_time_and_valid_ones_at_once() -> None:
+    book, keys = accounts(), ApiKeys(MemoryStore())
+    waits: list[float] = []
+
+    async def sleep(wait_s: float) -> None:
+        waits.append(wait_s)
+
+    book.users.throttle = LoginThrottle(sleep=sleep)
+    access = Access(keys, book, "keys")
+    _, text = keys.create("worker")
+    for _ in range(6):
+        with pytest.raises(AuthenticationError):
+            asyncio.run(access.log_in([("authorization", f"Bearer {text}x")], REMOTE))
+    assert waits == sorted(waits)
+    assert waits[-1] > 1
+    assert known(access.caller([("authorization", f"Bearer {text}")], REMOTE)).is_current()

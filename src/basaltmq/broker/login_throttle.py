@@ -1,0 +1,172 @@
+"""Failed logins delay the next ones: by user and address together, by address, and by user.
+
+    failures of      free   delay before the next attempt     reason
+    user + address      3   0.5 s, doubling up to 30 s         somebody guesses one password
+    address            20   0.1 s, doubling up to  2 s         somebody tries many names; users behind a NAT share it
+    user               20   0.1 s, doubling up to  1 s         many addresses guess one password
+
+An attempt that would wait longer than WAIT_S_MAX is refused at once and not counted, so a delay never grows without a
+password being checked. Failures are forgotten with a half-life of a minute: no user is locked out for ever. A user who
+logged in from an address before is not delayed by failures from other addresses.
+
+Attempts of one user and address are checked one after the other, so a burst in parallel gains nothing; the connections
+of one client wait for its first password check and then share its result. Waiting is a sleep of the caller's task. All
+tables are bounded, drop what was used least recently, and hold hashes of names: clients choose how long a name is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import ipaddress
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from basaltmq.broker.peer import Peer
+from basaltmq.errors import AuthenticationError, TooManyLoginsError
+
+ENTRIES_MAX: Final = 16_384
+"""Of each table: about 4 MiB."""
+
+WAIT_S_MAX: Final = 5.0
+"""Half of the default handshake timeout, which ends the connection of whoever waits."""
+
+HALF_LIFE_S: Final = 60.0
+COUNT_MAX: Final = 64.0
+"""Failures counted; ten half-lives clear the most stubborn client."""
+
+_IPV6_NETWORK_BITS: Final = 64
+"""One customer has at least a /64; its addresses count as one."""
+
+
+class _Failures:
+    __slots__ = ("count", "free_at_s", "seen_s")
+
+    def __init__(self, now_s: float) -> None:
+        self.count = 0.0
+        self.seen_s = now_s
+        self.free_at_s = now_s
+        """When the next attempt may be made."""
+
+    def count_at(self, now_s: float) -> float:
+        return self.count * 0.5 ** ((now_s - self.seen_s) / HALF_LIFE_S)
+
+
+class _Table:
+    """Failures by some key."""
+
+    def __init__(self, free: int, delay_s: float, delay_s_max: float) -> None:
+        self._free = free
+        self._delay_s = delay_s
+        self._delay_s_max = delay_s_max
+        self._entries: OrderedDict[Hashable, _Failures] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def wait_s(self, key: Hashable, now_s: float) -> float:
+        found = self._entries.get(key)
+        return 0.0 if found is None else max(0.0, found.free_at_s - now_s)
+
+    def reserve(self, key: Hashable, now_s: float) -> None:
+        """An attempt is made as soon as it may be; the next one has to wait for longer."""
+        found = self._entries.get(key)
+        if found is not None:
+            found.free_at_s = max(found.free_at_s, now_s) + self._delay_of(found, now_s)
+
+    def failed(self, key: Hashable, now_s: float) -> None:
+        found = self._entries.get(key)
+        if found is None:
+            found = self._entries[key] = _Failures(now_s)
+        self._entries.move_to_end(key)
+        found.count = min(COUNT_MAX, found.count_at(now_s) + 1)
+        found.seen_s = now_s
+        found.free_at_s = max(found.free_at_s, now_s + self._delay_of(found, now_s))
+        while len(self._entries) > ENTRIES_MAX:
+            self._entries.popitem(last=False)
+
+    def clear(self, key: Hashable) -> None:
+        self._entries.pop(key, None)
+
+    def _delay_of(self, found: _Failures, now_s: float) -> float:
+        beyond = round(found.count_at(now_s)) - self._free
+        return 0.0 if beyond < 0 else min(self._delay_s_max, self._delay_s * 2.0 ** min(beyond, 32))
+
+
+class LoginThrottle:
+    """The failed logins of a node."""
+
+    def __init__(
+        self,
+        clock_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._clock_s = clock_s
+        self._sleep = sleep
+        self._pairs = _Table(free=3, delay_s=0.5, delay_s_max=30.0)
+        self._addresses = _Table(free=20, delay_s=0.1, delay_s_max=2.0)
+        self._users = _Table(free=20, delay_s=0.1, delay_s_max=1.0)
+        self._known: OrderedDict[tuple[bytes, str], None] = OrderedDict()
+        """Pairs of a user and an address that logged in."""
+        self._turns: dict[tuple[bytes, str], tuple[asyncio.Lock, int]] = {}
+        """Attempts under way: a lock, and how many hold or want it."""
+
+    @asynccontextmanager
+    async def attempt(self, name: str, peer: Peer) -> AsyncIterator[None]:
+        """Around one check of credentials, after the wait it owes; an AuthenticationError inside is a failure."""
+        user = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=16).digest()
+        pair = (user, _network(peer.address))
+        lock, count = self._turns.get(pair) or (asyncio.Lock(), 0)
+        self._turns[pair] = (lock, count + 1)
+        try:
+            async with lock:
+                await self._wait(pair)
+                try:
+                    yield
+                except TooManyLoginsError:
+                    raise
+                except AuthenticationError:
+                    self._failed(pair)
+                    raise
+                self._succeeded(pair)
+        finally:
+            lock, count = self._turns[pair]
+            if count == 1:
+                del self._turns[pair]
+            else:
+                self._turns[pair] = (lock, count - 1)
+
+    async def _wait(self, pair: tuple[bytes, str]) -> None:
+        user, address = pair
+        now_s = self._clock_s()
+        wait_s = max(self._pairs.wait_s(pair, now_s), self._addresses.wait_s(address, now_s))
+        if pair not in self._known:
+            wait_s = max(wait_s, self._users.wait_s(user, now_s))
+        if wait_s > WAIT_S_MAX:
+            raise TooManyLoginsError(f"too many failed logins; try again in {wait_s:.0f} s", wait_s)
+        self._addresses.reserve(address, now_s)
+        if wait_s > 0:
+            await self._sleep(wait_s)
+
+    def _failed(self, pair: tuple[bytes, str]) -> None:
+        now_s = self._clock_s()
+        self._pairs.failed(pair, now_s)
+        self._addresses.failed(pair[1], now_s)
+        self._users.failed(pair[0], now_s)
+
+    def _succeeded(self, pair: tuple[bytes, str]) -> None:
+        self._pairs.clear(pair)
+        self._known[pair] = None
+        self._known.move_to_end(pair)
+        while len(self._known) > ENTRIES_MAX:
+            self._known.popitem(last=False)
+
+
+def _network(address: str) -> str:
+    """What counts as one address."""
+    if ":" not in address:
+        return address
+    return str(ipaddress.ip_network((address, _IPV6_NETWORK_BITS), strict=False))
