@@ -82,9 +82,17 @@ class HttpServer:
         self._idle: set[asyncio.Task[None]] = set()
         self._closing = False
 
-    async def listen(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
-        """Serve connections of a bound socket."""
-        self._server = await asyncio.start_server(self._connected, sock=sock, ssl=tls, limit=READ_BYTES)
+    async def listen(
+        self, sock: socket.socket, tls: ssl.SSLContext | None = None, *, handshake_s: float = HEAD_TIMEOUT_S
+    ) -> None:
+        """Serve connections of a bound socket. A TLS handshake has `handshake_s`."""
+        self._server = await asyncio.start_server(
+            self._connected,
+            sock=sock,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else handshake_s,
+            limit=READ_BYTES,
+        )
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Stop listening, let requests under way end within `grace_s`, then cut what is left."""

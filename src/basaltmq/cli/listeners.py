@@ -76,9 +76,10 @@ class AdminListener:
         self._server = HttpServer(api.application, connections_max=config.admin.connections_max)
         self._sock = sock
         self._tls = tls if config.admin.tls else None
+        self._handshake_s = config.limits.handshake_timeout_ms / 1000
 
     async def start(self) -> None:
-        await self._server.listen(self._sock, self._tls)
+        await self._server.listen(self._sock, self._tls, handshake_s=self._handshake_s)
 
     async def close(self, grace_s: float) -> None:
         await self._server.close(grace_s)

@@ -78,14 +78,31 @@ class Server:
     async def listen(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> list[tuple[str, int]]:
         """Listen on an address; where it really is (port 0 takes a free one)."""
         listener = await self.loop.create_server(
-            lambda: Connection(self), host, port, ssl=tls, backlog=BACKLOG, reuse_address=True
+            lambda: Connection(self),
+            host,
+            port,
+            ssl=tls,
+            ssl_handshake_timeout=self._handshake_s(tls),
+            backlog=BACKLOG,
+            reuse_address=True,
         )
         self._add(listener)
         return [(each.getsockname()[0], each.getsockname()[1]) for each in listener.sockets]
 
     async def listen_on(self, sock: socket.socket, *, tls: ssl.SSLContext | None = None) -> None:
         """Listen on a socket that is bound already."""
-        self._add(await self.loop.create_server(lambda: Connection(self), sock=sock, ssl=tls, backlog=BACKLOG))
+        listener = await self.loop.create_server(
+            lambda: Connection(self),
+            sock=sock,
+            ssl=tls,
+            ssl_handshake_timeout=self._handshake_s(tls),
+            backlog=BACKLOG,
+        )
+        self._add(listener)
+
+    def _handshake_s(self, tls: ssl.SSLContext | None) -> float | None:
+        """For TLS; AMQP's own handshake begins after it and has as long again."""
+        return None if tls is None else float(self.limits.handshake_s)
 
     def _add(self, listener: asyncio.AbstractServer) -> None:
         self._listeners.append(listener)

@@ -126,6 +126,7 @@ class FilaServer:
             request_bytes_max=max(options.request_bytes_max, options.message_bytes_max + ENVELOPE_BYTES_MAX),
             connections_max=options.connections_max,
             handshake_s=options.handshake_s,
+            needs_admission=True,
         )
 
     async def start(self) -> int:

@@ -46,6 +46,8 @@ class ServerConnection(asyncio.Protocol):
             server.meanings, streams_max=server.calls_max, clock_s=self.loop.time
         )
         self.peer = ""
+        self.is_admitted = not server.needs_admission
+        """Whether a caller showed valid credentials, or needs none."""
         self.is_paused = False
         self.memory: dict[Any, Any] = {}
         """For handlers: what they want to find again with the next call of this connection."""
@@ -232,6 +234,9 @@ class ServerConnection(asyncio.Protocol):
             if now_s - self.began_s > self.server.handshake_s:
                 self.core.abandon(Code.SETTINGS_TIMEOUT, "the client does not begin")
                 self._hang_up()
+        elif not self.is_admitted and not self._calls and now_s - self.began_s > self.server.handshake_s:
+            self.core.abandon(Code.NO_ERROR, "no call with valid credentials came in time")
+            self._hang_up()
         elif self.asked_s:
             if now_s - self.asked_s > self.server.keepalive_timeout_s:
                 _log.info("%s: a gRPC client is gone without a word", self.peer)

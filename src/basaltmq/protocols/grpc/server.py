@@ -51,8 +51,11 @@ class GrpcServer:
         handshake_s: float = HANDSHAKE_S,
         keepalive_s: float = KEEPALIVE_S,
         keepalive_timeout_s: float = KEEPALIVE_TIMEOUT_S,
+        needs_admission: bool = False,
     ) -> None:
-        """`methods` by path (/package.Service/Method); `outcome_of` says how a handler's error ends its call."""
+        """`methods` by path (/package.Service/Method); `outcome_of` says how a handler's error ends its call. With
+        `needs_admission` a connection ends unless a method sets its `is_admitted` within `handshake_s`."""
+        self.needs_admission = needs_admission
         self.methods = dict(methods)
         self.outcome_of = outcome_of
         self.request_bytes_max = request_bytes_max
@@ -90,7 +93,15 @@ class GrpcServer:
                 on_accept()
             return ServerConnection(self)
 
-        self._listener = await self.loop.create_server(accept, host, port, ssl=tls, backlog=BACKLOG, reuse_address=True)
+        self._listener = await self.loop.create_server(
+            accept,
+            host,
+            port,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else self.handshake_s,
+            backlog=BACKLOG,
+            reuse_address=True,
+        )
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
         found: int = self._listener.sockets[0].getsockname()[1]
         return found

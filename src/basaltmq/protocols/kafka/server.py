@@ -99,7 +99,14 @@ class Server:
         with suppress(VHostDownError):
             # What transactions left behind is finished whether or not a client comes.
             self.desk()
-        self._listeners.append(await loop.create_server(lambda: Connection(self), sock=sock, ssl=tls, backlog=BACKLOG))
+        listener = await loop.create_server(
+            lambda: Connection(self),
+            sock=sock,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else self.settings.handshake_s,
+            backlog=BACKLOG,
+        )
+        self._listeners.append(listener)
 
     def joined(self, connection: Connection) -> bool:
         """False: there are too many."""

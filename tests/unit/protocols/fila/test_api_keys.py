@@ -282,9 +282,13 @@ def test_a_key_that_is_sent_counts_even_where_none_is_needed(form: str) -> None:
 @pytest.mark.parametrize("text", ["", "Digest Zm9v", "Bearer", "Bearer x", "fila_x"])
 def test_another_form_of_authorization_is_refused(text: str) -> None:
     access, fields = Access(ApiKeys(MemoryStore()), accounts(), "loopback"), [("authorization", text)]
-    with pytest.raises(AuthenticationError):
+
+    def ask() -> None:
         assert access.caller(fields, LOCAL) is None
         asyncio.run(access.log_in(fields, LOCAL))
+
+    with pytest.raises(AuthenticationError):
+        ask()
 
 
 def test_keys_that_are_not_valid_are_refused_more_slowly_each_time_and_valid_ones_at_once() -> None:

@@ -1,0 +1,81 @@
+"""Connections that never finish a handshake or a login end after `limits.handshake_timeout_ms`, on every listener."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.interop.server import Broker, running
+
+from basaltmq.protocols.http2 import frames as f
+
+FILES = Path(__file__).parents[2] / "fixtures" / "tls"
+TIMEOUT_MS = 500
+CLOSED_S = 25.0
+"""asyncio gives a TLS handshake 60 s by itself."""
+
+LISTENERS = ("amqps", "kafka", "fila", "admin")
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    flags = (
+        f"--tls-certificate={FILES / 'server.pem'}",
+        f"--tls-key={FILES / 'server.key'}",
+        "--amqps-enabled=true",
+        "--amqps-port=0",
+        "--kafka-tls=true",
+        "--kafka-access=users",
+        "--fila-tls=true",
+        "--fila-access=keys",
+        "--admin-tls=true",
+        f"--limits-handshake-timeout-ms={TIMEOUT_MS}",
+    )
+    with running(tmp_path_factory.mktemp("handshakes") / "data", *flags) as broker:
+        yield broker
+
+
+def wait_closed(connection: socket.socket) -> None:
+    connection.settimeout(CLOSED_S)
+    began_s = time.monotonic()
+    try:
+        while connection.recv(65_536):
+            assert time.monotonic() - began_s < CLOSED_S
+    except ConnectionError:
+        pass
+
+
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_a_tls_handshake_that_never_finishes_ends(guarded: Broker, listener: str) -> None:
+    with socket.create_connection(("127.0.0.1", guarded.port(listener))) as connection:
+        connection.sendall(b"\x16\x03\x01")
+        wait_closed(connection)
+
+
+@pytest.mark.parametrize(
+    ("listener", "alpn", "opening"),
+    [
+        ("amqps", None, b""),
+        ("amqps", None, b"AMQP\0\0\x09\x01"),
+        ("kafka", None, b""),
+        ("fila", "h2", b""),
+        ("fila", "h2", f.PREFACE + f.settings([]) + f.SETTINGS_ACK),
+    ],
+)
+def test_a_client_that_never_logs_in_is_sent_away(
+    guarded: Broker, listener: str, alpn: str | None, opening: bytes
+) -> None:
+    context = ssl.create_default_context(cafile=str(FILES / "authority.pem"))
+    context.check_hostname = False
+    if alpn is not None:
+        context.set_alpn_protocols([alpn])
+    with (
+        socket.create_connection(("127.0.0.1", guarded.port(listener))) as plain,
+        context.wrap_socket(plain) as connection,
+    ):
+        connection.sendall(opening)
+        wait_closed(connection)
