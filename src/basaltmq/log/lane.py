@@ -8,7 +8,10 @@ deleted. Gaps appear where segments were deleted. `LANE` (and its copy, because 
 checked) says format, version and seed; `COMMITTED` tells other processes how far the lane is synced.
 
 One writer at a time appends (`append` takes the lock for one writev); any number of threads read with pread and take no
-lock of the writer's. What append returned survives a crash of the process, unless it was told to `gather`: frames that
+lock of the writer's. Lock-free readers depend on two attributes, each published by one assignment. `_written` only
+grows: every byte below it is in its segment file, wherever the bytes above it are (gathered, in the ring, on the way
+to the segment). `_listed` is an immutable list of segments. A read that reaches `_written` or beyond takes the lock.
+ What append returned survives a crash of the process, unless it was told to `gather`: frames that
 nobody is promised before a sync are kept until one, a read of them, or an append that does not wait, and then written
 together, because one large write and its sync cost about half of many small ones. They come before what is appended
 later in any case, and no more than GATHERED_BYTES_MAX are kept. `sync` makes everything durable: segments that were
@@ -49,6 +52,7 @@ from basaltmq.log.mover import WRITE_BACK_BYTES, Mover, start_write_back
 from basaltmq.log.ring import Ring
 from basaltmq.log.segment import (
     IOV_MAX,
+    Listed,
     Segment,
     SegmentFiles,
     SegmentGoneError,
@@ -72,8 +76,7 @@ class Lane:
         self.seed = seed
         self.options = options
         self._clock_ms = clock_ms
-        self._segments = segments
-        self._starts = [segment.start for segment in segments]
+        self._listed = Listed(segments)
         self._files = SegmentFiles(options.read_files_max)
         self._lock = threading.Lock()
         self._sync_lock = threading.Lock()
@@ -92,7 +95,10 @@ class Lane:
         self._active = segments[-1]
         self._fd = os.open(self._active.path, os.O_WRONLY | os.O_CLOEXEC | os.O_APPEND)
         self._end = self._written = self._begun = self._active.end
-        """Where the next byte goes, what is in segments, and what of it the disk was told to begin with."""
+        """Where the next byte goes, the end of what is in segment files, and the end of what was written back.
+
+        Readers compare with `_written` without the lock, so it advances only after the write has returned.
+        """
         try:
             self._committed = Committed(path, clock_ms(), self._end)
         except OSError:
@@ -133,7 +139,7 @@ class Lane:
     @property
     def start(self) -> int:
         """The first position kept."""
-        return self._starts[0]
+        return self._listed.starts[0]
 
     @property
     def end(self) -> int:
@@ -155,7 +161,7 @@ class Lane:
         return self._active.start
 
     def segments(self) -> list[Segment]:
-        return list(self._segments)
+        return list(self._listed.segments)
 
     def append(self, parts: Sequence[bytes], size_bytes: int, now_ms: int | None = None, gather: bool = False) -> int:
         """Append the parts of one or more whole frames, `size_bytes` in all; the position of the first byte.
@@ -188,7 +194,8 @@ class Lane:
 
     def write_gathered(self) -> None:
         """Return when everything appended is written: it survives a crash of the process."""
-        if self._gathered or self._mover.is_busy:
+        end = self._end
+        if self._written < end:
             with self._lock:
                 if self._error is not None:
                     raise self._error
@@ -384,11 +391,12 @@ class Lane:
 
     def read(self, position: int, size_bytes: int) -> bytes:
         """Up to `size_bytes` from `position`; fewer at the end of its segment, or before frames that await a sync."""
-        if (self._gathered or self._mover.is_busy) and position + size_bytes > self._written:
-            size_bytes = self._bring(position, size_bytes)
         segment = self.segment_at(position)
         begin = position - segment.start
-        return self._files.read(segment, begin, min(size_bytes, segment.size_bytes - begin))
+        size_bytes = min(size_bytes, segment.size_bytes - begin)
+        if position + size_bytes > self._written:
+            size_bytes = self._bring(position, size_bytes)
+        return self._files.read(segment, begin, size_bytes)
 
     def _bring(self, position: int, size_bytes: int) -> int:
         """Have the frame at `position` in its segment; how many bytes can be read there."""
@@ -418,15 +426,11 @@ class Lane:
 
     def segment_at(self, position: int) -> Segment:
         """The segment that holds a position; SegmentGoneError if it was deleted."""
-        while True:
-            # Two lists that change one after the other are read without a lock; look again if a change came between.
-            starts, segments = self._starts, self._segments
-            at = bisect_right(starts, position) - 1
-            if at < 0:
-                raise SegmentGoneError(f"position {position} of {self.path} lies before the first one kept")
-            segment = segments[at]
-            if segment.start == starts[at]:
-                break
+        listed = self._listed
+        at = bisect_right(listed.starts, position) - 1
+        if at < 0:
+            raise SegmentGoneError(f"position {position} of {self.path} lies before the first one kept")
+        segment = listed.segments[at]
         if position >= segment.end:
             raise SegmentGoneError(f"position {position} of {self.path} is not kept: its segment is gone")
         return segment
@@ -501,9 +505,7 @@ class Lane:
         with self._lock:
             assert segment.state is SegmentState.SEALED, f"{segment.path} is in state {segment.state}, not sealed"
             segment.state = SegmentState.DELETING
-            kept = [each for each in self._segments if each is not segment]
-            self._segments = kept
-            self._starts = [each.start for each in kept]
+            self._listed = Listed([each for each in self._listed.segments if each is not segment])
         self._files.forget(segment)
         try:
             segment.path.unlink(missing_ok=True)
@@ -576,7 +578,6 @@ class Lane:
         self._names_synced = False
         self._fd = fd
         self._active = segment
-        self._segments = [*self._segments, segment]
-        self._starts = [*self._starts, segment.start]
+        self._listed = Listed([*self._listed.segments, segment])
         self._roll_at = self._end + self.options.segment_bytes
         self._roll_ms = now_ms + self.options.segment_age_ms

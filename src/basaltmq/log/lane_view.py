@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -25,9 +24,9 @@ from basaltmq.errors import CorruptionError, StoreReadOnlyError
 from basaltmq.log.committed import Mark, read_mark
 from basaltmq.log.lane import Lane, LaneOptions
 from basaltmq.log.marker import MARKERS, read_seed
-from basaltmq.log.mover import Mover
 from basaltmq.log.segment import (
     POSITION_MAX,
+    Listed,
     Segment,
     SegmentFiles,
     SegmentGoneError,
@@ -50,11 +49,7 @@ class LaneView(Lane):
         self.seed = read_seed(path)
         self.options = options or LaneOptions()
         self._files = SegmentFiles(self.options.read_files_max)
-        self._lock = threading.Lock()
-        self._gathered = []
-        self._mover = Mover()
-        self._segments = []
-        self._starts = []
+        self._listed = Listed([])
         self._end = 0
         self._hardened = 0
         self.relist()
@@ -72,11 +67,11 @@ class LaneView(Lane):
 
     @property
     def start(self) -> int:
-        return self._starts[0] if self._starts else 0
+        return self._listed.starts[0] if self._listed.starts else 0
 
     @property
     def active_start(self) -> int:
-        return self._starts[-1] if self._starts else 0
+        return self._listed.starts[-1] if self._listed.starts else 0
 
     def mark(self) -> Mark | None:
         """What the writer says is durable."""
@@ -95,12 +90,10 @@ class LaneView(Lane):
             # Bytes that reach into the next segment were never part of the lane.
             segment.size_bytes = min(segment.size_bytes, following.start - segment.start)
         here = {segment.start for segment in found}
-        for old in self._segments:
+        for old in self._listed.segments:
             if old.start not in here:
                 self._files.forget(old)
-        # Positions are looked up in `_starts` first, so it is the one to change last.
-        self._segments = found
-        self._starts = [segment.start for segment in found]
+        self._listed = Listed(found)
         self._end = found[-1].end if found else 0
 
     def _segment(self, start: int) -> Segment | None:
@@ -115,9 +108,10 @@ class LaneView(Lane):
 
     def has_changed(self) -> bool:
         """Is there anything `relist` would find? Two system calls."""
-        if not self._segments:
+        segments = self._listed.segments
+        if not segments:
             return LaneView.exists(self.path)
-        last = self._segments[-1]
+        last = segments[-1]
         try:
             grown = os.stat(last.path).st_size != last.size_bytes
         except FileNotFoundError:
@@ -129,7 +123,7 @@ class LaneView(Lane):
 
     def covers(self, begin: int, end: int) -> bool:
         """Is every byte of the lane in [begin, end) there?"""
-        for segment in self._segments:
+        for segment in self._listed.segments:
             if begin >= end:
                 break
             if segment.start > begin:
@@ -139,8 +133,9 @@ class LaneView(Lane):
 
     def read(self, position: int, size_bytes: int) -> bytes:
         segment = self.segment_at(position)
+        begin = position - segment.start
         try:
-            return super().read(position, size_bytes)
+            return self._files.read(segment, begin, min(size_bytes, segment.size_bytes - begin))
         except CorruptionError:
             if os.path.exists(segment.path):
                 raise
@@ -151,7 +146,7 @@ class LaneView(Lane):
         if position <= self._hardened:
             return self._hardened
         try:
-            for segment in self._segments:
+            for segment in self._listed.segments:
                 if segment.end > self._hardened and segment.start < position:
                     _sync_data(segment.path)
             try:

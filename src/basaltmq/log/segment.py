@@ -72,6 +72,16 @@ class Segment:
         return self.start + self.size_bytes
 
 
+class Listed:
+    """The segments of a lane at one moment, in order. Never changed: a lane publishes another one."""
+
+    __slots__ = ("segments", "starts")
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self.segments = tuple(segments)
+        self.starts = tuple([segment.start for segment in segments])
+
+
 def segment_name(start: int) -> str:
     return f"{start:0{POSITION_DIGITS}d}{SUFFIX}"
 
