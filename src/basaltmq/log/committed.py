@@ -96,7 +96,7 @@ class Committed:
         if before is not None and before.is_doubted:
             self.doubted_from = min(before.synced_position, end)
         self._lock = threading.Lock()
-        """Keeps `doubt`, which may come from any thread, from a file that is closed."""
+        """`doubt` may come from any thread: never after the file is closed, never overwritten by `publish`."""
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if before is not None:
             try:
@@ -107,9 +107,10 @@ class Committed:
 
     def publish(self, position: int) -> None:
         """The lane is durable up to here. A failure is nobody's loss: readers see less, which is true."""
-        if self.doubted_from is None:
-            with suppress(OSError):
-                self._write(position)
+        with self._lock:
+            if self.doubted_from is None:
+                with suppress(OSError):
+                    self._write(position)
 
     def doubt(self, position: int) -> None:
         """A write or a sync has failed. `position` is what is durable in case nothing has been published."""

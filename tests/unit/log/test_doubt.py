@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -224,4 +225,29 @@ def test_what_is_in_doubt_stays_so_until_it_was_written_again(tmp_path: Path) ->
     mark = read_mark(tmp_path)
     assert mark is not None
     assert (mark.synced_position, mark.is_doubted) == (128, False)
+    committed.close()
+
+
+@pytest.mark.promise("P1")
+def test_doubt_is_not_overwritten_by_a_sync_that_is_telling_its_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed = Committed(tmp_path, 1, 0)
+    committed.publish(8)
+    write = os.pwrite
+    doubting = threading.Thread(target=committed.doubt, args=(8,))
+
+    def held_up(fd: int, data: bytes, at: int) -> int:
+        if threading.current_thread() is not doubting:
+            # The mark is encoded, and says nothing of a doubt.
+            doubting.start()
+            doubting.join(0.2)
+        return write(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", held_up)
+    committed.publish(16)
+    doubting.join(30)
+    mark = read_mark(tmp_path)
+    assert mark is not None
+    assert mark.is_doubted
     committed.close()
