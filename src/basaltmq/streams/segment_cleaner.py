@@ -222,7 +222,8 @@ class SegmentCleaner:
             progress = self._passes[meta.number] = CompactionPass()
         state = self._engine.state_of(meta.number)
         if not progress.is_running:
-            bound = state.stable_offset
+            with state.lock:
+                bound = state.stable_offset
             is_due = progress.tombstone_due_ms is not None and progress.tombstone_due_ms <= now_ms
             if not is_due and not pass_is_due(bound, progress.passed_to, state.kept):
                 return 0, 0
@@ -425,7 +426,7 @@ class SegmentCleaner:
     def _choose(self) -> tuple[LogLane, Segment, int, list[Damage]] | None:
         best: tuple[float, LogLane, Segment] | None = None
         for lane in self._engine.lanes:
-            lane.log.roll_if_old()
+            lane.roll_if_old()
             segments = lane.log.segments()[:-1]
             if any(segment.state is SegmentState.SEALING for segment in segments):
                 lane.log.sync()

@@ -220,8 +220,7 @@ def _framed(reader: SegmentReader, state: SegmentShard, entry: Entry) -> tuple[H
     try:
         return reader.frame_of(state, entry)
     except CorruptionError as error:
-        reason = f"{reader.lanes[state.lane].log.path} at position {entry.position}: {error}"
-        raise DamagedFrameError(state.number, entry.base_offset, entry.last_offset, reason) from error
+        raise reader.damaged(state, entry, error) from error
 
 
 def _batch(reader: SegmentReader, state: SegmentShard, entry: Entry, start: int) -> bytes | None:
@@ -234,9 +233,7 @@ def _batch(reader: SegmentReader, state: SegmentShard, entry: Entry, start: int)
         is_aborted = entry.flags & IN_TRANSACTION and reader.index.outcomes.is_aborted(state.number, entry)
         columns = None if is_aborted else records_of(header, body)
     except CorruptionError as error:
-        log = reader.lanes[state.lane].log
-        reason = f"{log.path} at position {entry.position}: {error}"
-        raise DamagedFrameError(state.number, entry.base_offset, entry.last_offset, reason) from error
+        raise reader.damaged(state, entry, error) from error
     if columns is None:
         return None
     gone = set(deleted)

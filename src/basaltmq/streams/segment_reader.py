@@ -12,6 +12,7 @@ looks into the index again, which points at the copy. A damaged frame is an erro
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -60,11 +61,17 @@ from basaltmq.streams.watermark import Watermarks
 
 T = TypeVar("T")
 
+_log: Final = logging.getLogger(__name__)
+
 NEIGHBOURS_SEEN: Final = 16
 """Frames a reader looks at in the index before it takes it that the shard's lie side by side: half of a run."""
 
 RETRIES: Final = 16
 """A read that meets cleaning looks into the index again; each time one more segment must have gone."""
+
+
+DAMAGE_LOGGED_MAX: Final = 1_000
+"""Damaged frames remembered as logged, about 100 bytes each. Past it, frames are logged again."""
 
 
 PORTION_MS: Final = 50
@@ -104,6 +111,11 @@ class LogLane:
             index.flush()
         self.portion_due_ms = now_ms + PORTION_MS
 
+    def roll_if_old(self) -> None:
+        """Roll a segment past its age. Under the lock: an append reads `active_start` after its position."""
+        with self.lock:
+            self.log.roll_if_old()
+
     def sync_soon(self) -> None:
         """Have complete segments made durable, whether anybody waits for it or not, so that at most a few are not."""
         threading.Thread(target=self._sync_quietly, name="basalt-seal", daemon=True).start()
@@ -133,6 +145,8 @@ class SegmentReader(EngineBase):
     ) -> None:
         super().__init__(store, shards, offsets, clock_ms, leaders)
         self.bookmarks = Bookmarks()
+        self._damage_logged: set[tuple[int, int]] = set()
+        """(lane, position) of damaged frames that the log names. A consumer may retry one for ever."""
         keep_freed_memory()
 
     def cut(self, raw: bytes) -> Cut | None:
@@ -348,9 +362,29 @@ class SegmentReader(EngineBase):
                 if is_whole or self.is_seen(state, entry):
                     batch = records_of(header, body)
             except CorruptionError as error:
-                reason = f"{log.path} at position {entry.position}: {error}"
-                raise DamagedFrameError(state.number, entry.base_offset, entry.last_offset, reason) from error
+                raise self.damaged(state, entry, error) from error
             yield entry, batch
+
+    def damaged(self, state: SegmentShard, entry: Entry, error: CorruptionError) -> DamagedFrameError:
+        """The error for a frame that cannot be read. Logs lane and position once per frame."""
+        log = self.lanes[state.lane].log
+        place = (state.lane, entry.position)
+        if place not in self._damage_logged:
+            if len(self._damage_logged) >= DAMAGE_LOGGED_MAX:
+                self._damage_logged.clear()
+            self._damage_logged.add(place)
+            _log.error(
+                "damaged frame in lane %s at position %d (%d bytes): shard %d, offsets %d to %d: %s",
+                log.path,
+                entry.position,
+                entry.size_bytes,
+                state.number,
+                entry.base_offset,
+                entry.last_offset,
+                error,
+            )
+        reason = f"{log.path} at position {entry.position}: {error}"
+        return DamagedFrameError(state.number, entry.base_offset, entry.last_offset, reason)
 
     def load(self, state: SegmentShard, entry: Entry) -> ColumnBatch | None:
         """The records of one frame, aborted or not."""
