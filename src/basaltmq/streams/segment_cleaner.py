@@ -15,7 +15,7 @@ begins.
 Cleaning: a sealed segment that is half garbage has its live frames copied to the head of the lane (flag RELOCATED, same
 offsets, same times), and is deleted when the copies are synced and the index that points to them is on disk. Readers
 that met the old place look into the index again. A segment with damaged bytes is never deleted: an operator may want to
-look at them.
+look at them. An active segment that is half garbage is rolled first, because nothing may be appended there for a day.
 
 What is remembered between steps is in memory only: after a restart a pass begins again and judges the same.
 """
@@ -23,7 +23,7 @@ What is remembered between steps is in memory only: after a restart a pass begin
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -74,6 +74,15 @@ MERGED_BYTES_MAX: Final = 1 << 20
 
 RELOCATED_BYTES_PER_STEP: Final = 32 << 20
 """Bytes of a segment one step goes through: some tens of milliseconds."""
+
+ROLLED_GARBAGE_MIN: Final = 4 << 20
+"""Garbage for which the active segment is rolled: less does not pay for two syncs and a file."""
+
+RECLAIMED_GARBAGE_MIN: Final = 64 << 10
+"""The same while the disk is nearly full."""
+
+RECLAIM_STEPS_MAX: Final = 64
+"""Steps of cleaning in one `reclaim`: 2 GiB of segments gone through."""
 
 PASSES_MAX: Final = 10_000
 """Shards whose last pass is remembered; a forgotten one is passed over again."""
@@ -399,10 +408,19 @@ class SegmentCleaner:
                 assert old is not None, "only live frames are copied"
                 engine.index.move(state, old._replace(position=position), None, config, lane.segment_of)
 
-    def clean(self) -> bool:
-        """Go on with a segment that is half garbage, or begin one; is there anything to do?"""
+    def reclaim(self, is_enough: Callable[[], bool]) -> None:
+        """Clean until that is enough, nothing is left to clean, or RECLAIM_STEPS_MAX steps were made."""
+        for _ in range(RECLAIM_STEPS_MAX):
+            if is_enough() or not self.clean(RECLAIMED_GARBAGE_MIN):
+                return
+
+    def clean(self, garbage_min: int = ROLLED_GARBAGE_MIN) -> bool:
+        """Go on with a segment that is half garbage, or begin one; is there anything to do?
+
+        `garbage_min`: from how much garbage on the active segment is rolled to be cleaned.
+        """
         if self._cleaning is None:
-            self._cleaning = self._choose()
+            self._cleaning = self._choose(garbage_min)
         if self._cleaning is None:
             return False
         lane, segment, position, damages = self._cleaning
@@ -423,10 +441,11 @@ class SegmentCleaner:
         lane.log.delete(segment)
         return True
 
-    def _choose(self) -> tuple[LogLane, Segment, int, list[Damage]] | None:
+    def _choose(self, garbage_min: int) -> tuple[LogLane, Segment, int, list[Damage]] | None:
         best: tuple[float, LogLane, Segment] | None = None
         for lane in self._engine.lanes:
             lane.roll_if_old()
+            self._roll_garbage(lane, garbage_min)
             segments = lane.log.segments()[:-1]
             if any(segment.state is SegmentState.SEALING for segment in segments):
                 lane.log.sync()
@@ -439,6 +458,14 @@ class SegmentCleaner:
                 if share >= 0.5 and (best is None or share > best[0]):
                     best = (share, lane, segment)
         return None if best is None else (best[1], best[2], best[2].start, [])
+
+    def _roll_garbage(self, lane: LogLane, garbage_min: int) -> None:
+        """Roll the active segment if half of it is garbage: a deleted topic, or what retention has let go of."""
+        with lane.lock:
+            active = lane.log.segments()[-1]
+            stats = self._engine.index.stats(lane.number, active.start)
+            if stats is not None and stats.garbage_bytes >= max(garbage_min, active.size_bytes // 2):
+                lane.log.roll()
 
     def _relocate(self, lane: LogLane, found: Found) -> None:
         """Copy a frame to the head of the lane if it is still needed."""

@@ -16,15 +16,13 @@ Invariants: the frame is in the log before its entry is in the index; the checkp
 that has its entry; a segment is deleted only when the index on disk no longer needs it. Lock order: shard, markers,
 lane, index. Levels `memory` and `written` are the same here. High watermarks follow the lane's syncs.
 
-Damage found at start is in `damages` and `losses`; a damaged frame met by a reader is an error that names its shard and
-offsets, and the reader can go on behind it.
+Damage found at start is in `damages` and `losses`. A reader that meets a damaged frame can go on behind it.
 
 Budget of a `batch_write` of 100 x 256 B as columns: 14 us for the writev, 1.6 us for the checksum, 5 us of Python with
 the index's share, 1 us to write its index row later; plain records cost 60 us more to encode. Of what sixteen writers
 wait for each other's sync, the disk has 0.4 to 0.5 ms (0.7 ms without the lane's ring); the rest is sixteen times 20 to
-25 us, twice of what a batch costs where the caches are warm, and two threads that wake each other, unless the loop
-syncs by itself (`in_loop`). Tried and dropped: two groups in turn, so that one encodes while the other syncs; two
-syncs at a time; space allocated beforehand (the file system's journal is written all the same).
+25 us and two threads that wake each other, unless the loop syncs by itself (`in_loop`). Tried and dropped: two groups
+in turn, two syncs at a time, and preallocated space (the file system's journal is written all the same).
 """
 
 from __future__ import annotations
@@ -511,6 +509,10 @@ class SegmentEngine(SegmentReader):
 
     def retain(self, now_ms: int) -> int:
         return self._cleaner.step(now_ms)
+
+    def reclaim(self, is_enough: Callable[[], bool]) -> None:
+        """Free the space of deleted records: a bounded piece. Not while `retain` runs."""
+        self._cleaner.reclaim(is_enough)
 
     def checkpoint(self) -> None:
         """Make the log durable and the index as far on disk as the log is: the next start has nothing to do."""

@@ -154,6 +154,10 @@ class SegmentReader(EngineBase):
         cutter = find_cutter()
         return None if cutter is None else cutter(raw)
 
+    def log_bytes(self) -> int:
+        """Bytes that the segments hold."""
+        return sum(segment.size_bytes for lane in self.lanes for segment in lane.log.segments())
+
     def state_of(self, shard: int) -> SegmentShard:
         return self._states.get(shard)
 

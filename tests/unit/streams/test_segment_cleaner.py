@@ -188,3 +188,42 @@ def test_readers_go_on_while_segments_are_cleaned_away_under_them(tmp_path: Path
     assert rounds[0]
     assert rig.engine.lanes[0].log.start > 0
     rig.close()
+
+
+def files_bytes(rig: SegmentRig) -> int:
+    return sum(each.stat().st_size for each in (rig.path / "log").rglob("0*.log"))
+
+
+@pytest.mark.promise("P10")
+@pytest.mark.parametrize("how", ["delete", "trim"])
+def test_the_active_segment_is_freed_when_it_is_mostly_garbage(tmp_path: Path, how: str) -> None:
+    rig = SegmentRig(tmp_path, segment_bytes=256 << 20)
+    shard, kept = rig.shard(), rig.shard()
+    rig.put(kept, b"kept")
+    for _ in range(6):
+        rig.put(shard, bytes(1 << 20))
+    assert files_bytes(rig) > 6 << 20
+    if how == "delete":
+        rig.engine.delete_shard(shard)
+    else:
+        rig.engine.delete_records_before(shard, 6)
+    for _ in range(3):
+        rig.engine.retain(rig.now_ms)
+    assert files_bytes(rig) < 1 << 20
+    assert [record.value for record in rig.engine.read_by_offset(kept, 0).records()] == [b"kept"]
+    rig.close()
+
+
+def test_little_garbage_in_the_active_segment_is_freed_only_when_space_is_short(tmp_path: Path) -> None:
+    rig = SegmentRig(tmp_path, segment_bytes=256 << 20)
+    shard = rig.shard()
+    rig.put(shard, bytes(1 << 20))
+    rig.engine.delete_records_before(shard, 1)
+    for _ in range(3):
+        rig.engine.retain(rig.now_ms)
+    assert files_bytes(rig) > 1 << 20
+    rig.engine.reclaim(lambda: True)
+    assert files_bytes(rig) > 1 << 20
+    rig.engine.reclaim(lambda: False)
+    assert files_bytes(rig) < 1 << 16
+    rig.close()
