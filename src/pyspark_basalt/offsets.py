@@ -9,6 +9,9 @@ The start of a query's first batch is not in Spark's offset log: Spark asks for 
 that batch after a crash, and `latest` would have moved on by then. So the first offset says of itself that it is one
 (`@initial`), and the end of the first batch, which is in the log, carries where it began (`@from`). Whoever plans a
 batch from an initial offset takes the beginning from its end.
+
+`@topics` holds the id of each topic, so that a topic which was deleted and created again under its name is detected.
+Offsets of checkpoints written before this field existed load without ids.
 """
 
 from __future__ import annotations
@@ -23,9 +26,14 @@ LATEST: Final = -1
 
 INITIAL: Final = "@initial"
 FROM: Final = "@from"
+TOPICS: Final = "@topics"
+RESERVED: Final = frozenset((INITIAL, FROM, TOPICS))
 
 Offsets: TypeAlias = dict[str, dict[int, int]]
 """By topic and partition."""
+
+Ids: TypeAlias = dict[str, str]
+"""The id of each topic, by name."""
 
 Json: TypeAlias = dict[str, object]
 
@@ -41,37 +49,50 @@ def parse_offsets(option: str, text: str) -> Offsets:
     return _checked(option, raw)
 
 
-def to_json(offsets: Offsets) -> Json:
+def to_json(offsets: Offsets, ids: Ids | None = None) -> Json:
     """Offsets as Spark keeps them."""
-    return {topic: {str(number): at for number, at in sorted(of.items())} for topic, of in sorted(offsets.items())}
+    told: Json = {
+        topic: {str(number): at for number, at in sorted(of.items())} for topic, of in sorted(offsets.items())
+    }
+    if ids:
+        told[TOPICS] = dict(sorted(ids.items()))
+    return told
 
 
 def from_json(raw: Json) -> Offsets:
     """Offsets as Spark gave them back."""
-    return _checked("the offset in the checkpoint", {name: of for name, of in raw.items() if not name.startswith("@")})
+    return _checked("the offset in the checkpoint", {name: of for name, of in raw.items() if name not in RESERVED})
 
 
-def initial(offsets: Offsets) -> Json:
+def ids_of(raw: Json) -> Ids:
+    """Ids of topics in an offset; empty if an older version wrote it."""
+    ids = raw.get(TOPICS, {})
+    if not isinstance(ids, dict) or not all(isinstance(each, str) for pair in ids.items() for each in pair):
+        raise InvalidArgumentError(f"the offset in the checkpoint gives ids by topic under {TOPICS}, not {ids!r:.120}")
+    return ids
+
+
+def initial(offsets: Offsets, ids: Ids | None = None) -> Json:
     """The offset before the first batch."""
-    return to_json(offsets) | {INITIAL: True}
+    return to_json(offsets, ids) | {INITIAL: True}
 
 
 def is_initial(start: Json) -> bool:
     return bool(start.get(INITIAL))
 
 
-def end_of(start: Json, offsets: Offsets) -> Json:
+def end_of(start: Json, offsets: Offsets, ids: Ids | None = None) -> Json:
     """The end of a batch that begins at `start`."""
-    end = to_json(offsets)
+    end = to_json(offsets, ids)
     if start.get(INITIAL):
-        end[FROM] = to_json(from_json(start))
+        end[FROM] = to_json(from_json(start), ids_of(start))
     return end
 
 
-def begin_of(start: Json, end: Json) -> Offsets:
+def begin_of(start: Json, end: Json) -> Json:
     """Where the batch from `start` to `end` begins."""
     origin = end.get(FROM)
-    return from_json(origin if start.get(INITIAL) and isinstance(origin, dict) else start)
+    return origin if start.get(INITIAL) and isinstance(origin, dict) else start
 
 
 def _checked(option: str, raw: object) -> Offsets:

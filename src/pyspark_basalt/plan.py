@@ -11,9 +11,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from basaltmq.errors import DamagedFrameError, DataLossError, InvalidArgumentError, TopicNotFoundError
+from basaltmq.errors import InvalidArgumentError, NotFoundError, TopicNotFoundError
 from basaltmq.streams.adapter import ShardInfo
-from pyspark_basalt.offsets import EARLIEST, LATEST, Offsets
+from pyspark_basalt.losses import check_kept, report_gone, report_recreated
+from pyspark_basalt.offsets import EARLIEST, LATEST, Ids, Offsets
 from pyspark_basalt.options import Bound, ReadOptions
 from pyspark_basalt.views import TopicView
 
@@ -27,6 +28,8 @@ class Piece(msgspec.Struct, frozen=True):
     end: int
     shard: int | None = None
     """What kept the partition when this was planned: a view that sees another one is out of date."""
+    topic_id: str | None = None
+    """The topic's id when this was planned; None: any topic of the name."""
 
 
 def partitions_of(view: TopicView, options: ReadOptions) -> list[tuple[str, int]]:
@@ -52,12 +55,27 @@ def partitions_of(view: TopicView, options: ReadOptions) -> list[tuple[str, int]
     return found
 
 
-def resolve(view: TopicView, bound: Bound, partitions: list[tuple[str, int]], *, which_end: str) -> Offsets:
-    """The offset of one end ("from" or "to") for every partition."""
+def resolve(
+    view: TopicView, bound: Bound, partitions: list[tuple[str, int]], *, which_end: str, may_be_gone: bool = False
+) -> tuple[Offsets, Ids]:
+    """The offset of one end ("from" or "to") for every partition, and the ids of their topics.
+
+    `may_be_gone`: leave out topics that were deleted after they were listed.
+    """
     resolved: Offsets = {}
+    ids: Ids = {}
     for topic, number in partitions:
-        info = view.info(topic, number)
-        resolved.setdefault(topic, {})[number] = _resolve_one(view, bound, topic, number, info, which_end)
+        try:
+            info = view.info(topic, number)
+            offset = _resolve_one(view, bound, topic, number, info, which_end)
+        except NotFoundError:
+            if not may_be_gone:
+                raise
+            resolved.pop(topic, None)
+            ids.pop(topic, None)
+            continue
+        resolved.setdefault(topic, {})[number] = offset
+        ids[topic] = str(info.meta.topic_id)
     unknown = {(t, n) for of in (bound.offsets, bound.timestamps) for t, by in of.items() for n in by}
     unknown -= set(partitions)
     if unknown:
@@ -65,7 +83,7 @@ def resolve(view: TopicView, bound: Bound, partitions: list[tuple[str, int]], *,
             "offsets are given for partitions that are not read: "
             + ", ".join(f"{topic}[{number}]" for topic, number in sorted(unknown)[:10])
         )
-    return resolved
+    return resolved, ids
 
 
 def _resolve_one(view: TopicView, bound: Bound, topic: str, number: int, info: ShardInfo, which_end: str) -> int:
@@ -90,46 +108,53 @@ def _resolve_one(view: TopicView, bound: Bound, topic: str, number: int, info: S
     return offset
 
 
-def pieces(view: TopicView, start: Offsets, end: Offsets, options: ReadOptions) -> list[Piece]:
-    """Ranges for tasks; a partition that is new at the end begins at its beginning."""
+def pieces(
+    view: TopicView,
+    start: Offsets,
+    end: Offsets,
+    options: ReadOptions,
+    start_ids: Ids | None = None,
+    end_ids: Ids | None = None,
+) -> list[Piece]:
+    """Ranges for tasks. A partition without a start, and a topic with another id at the end, begin at their beginning.
+
+    Offsets without ids, of older checkpoints and of options, match any topic of the name.
+    """
+    start_ids, end_ids = start_ids or {}, end_ids or {}
     whole: list[Piece] = []
     for topic, by_partition in end.items():
+        wanted = end_ids.get(topic)
+        is_recreated = wanted is not None and start_ids.get(topic, wanted) != wanted
+        known = {} if is_recreated else start.get(topic, {})
         for number, to in by_partition.items():
-            info = view.info(topic, number)
-            begin = start.get(topic, {}).get(number, info.start_offset)
+            if known.get(number, 0) >= to:
+                continue
+            info = _info_of(view, topic, number, wanted, (known.get(number, 0), to), options)
+            if info is None:
+                continue
+            begin = known.get(number, info.start_offset if is_recreated else 0)
             begin = check_kept(topic, number, begin, to, info, options)
-            to = min(to, info.high_watermark) if not options.fail_on_data_loss else to
+            to = min(to, info.high_watermark)
             if begin < to:
-                whole.append(Piece(topic, number, begin, to, info.meta.number))
+                whole.append(Piece(topic, number, begin, to, info.meta.number, str(info.meta.topic_id)))
     total = sum(piece.end - piece.begin for piece in whole)
     return [part for piece in whole for part in _cut(view, piece, total, options)]
 
 
-def check_kept(topic: str, number: int, begin: int, end: int, info: ShardInfo, options: ReadOptions) -> int:
-    """Where a range begins that can be read; DataLossError if some of it is gone and that matters."""
-    if end > info.high_watermark and options.fail_on_data_loss:
-        raise DataLossError(
-            f"{topic}[{number}] ends at offset {info.high_watermark}, but was to be read up to {end}: it was deleted "
-            "and made again, or another store is at this path. With failOnDataLoss=false what is there is read"
-        )
-    if begin >= info.start_offset or begin >= end:
-        return begin
-    if options.fail_on_data_loss:
-        raise DataLossError(
-            f"{topic}[{number}] begins at offset {info.start_offset}: offsets {begin} to {info.start_offset - 1} were "
-            "removed by retention before they were read. With failOnDataLoss=false they are skipped"
-        )
-    return info.start_offset
-
-
-def behind_damage(topic: str, number: int, error: DamagedFrameError, options: ReadOptions) -> int:
-    """Where to read on behind records that are damaged; DataLossError if that matters."""
-    if options.fail_on_data_loss:
-        raise DataLossError(
-            f"{topic}[{number}], offsets {error.base_offset} to {error.last_offset}, cannot be read: {error.reason}. "
-            "Bring the store back from a backup; with failOnDataLoss=false they are skipped"
-        ) from error
-    return error.last_offset + 1
+def _info_of(
+    view: TopicView, topic: str, number: int, wanted: str | None, span: tuple[int, int], options: ReadOptions
+) -> ShardInfo | None:
+    """The partition a range was planned of; None if it is gone and the query accepts that."""
+    try:
+        info = view.info(topic, number)
+    except NotFoundError:
+        report_gone(topic, number, *span, options)
+        return None
+    actual = str(info.meta.topic_id)
+    if wanted is not None and wanted != actual:
+        report_recreated(topic, number, wanted, actual, options)
+        return None
+    return info
 
 
 def _cut(view: TopicView, piece: Piece, total: int, options: ReadOptions) -> Iterator[Piece]:
@@ -147,7 +172,7 @@ def _cut(view: TopicView, piece: Piece, total: int, options: ReadOptions) -> Ite
     for index in range(parts):
         begin = piece.begin + count * index // parts
         end = piece.begin + count * (index + 1) // parts
-        yield Piece(piece.topic, piece.partition, begin, end, piece.shard)
+        yield Piece(piece.topic, piece.partition, begin, end, piece.shard, piece.topic_id)
 
 
 def limited(start: Offsets, latest: Offsets, count_max: int) -> Offsets:

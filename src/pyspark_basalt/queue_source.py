@@ -142,7 +142,8 @@ class QueueStreamReader(_QueueReader, DataSourceStreamReader, SupportsTriggerAva
         return offset_json.to_json({self.queue: {0: self._times()[1] + 1}})
 
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
-        return self._spans(self._at(offset_json.begin_of(start, end)), self._at(offset_json.from_json(end)))
+        begin = offset_json.from_json(offset_json.begin_of(start, end))
+        return self._spans(self._at(begin), self._at(offset_json.from_json(end)))
 
     def commit(self, end: Json) -> None:
         """Nothing is held for a batch, so there is nothing to let go."""

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from basaltmq.errors import DamagedFrameError, RemoteError
+from basaltmq.errors import DamagedFrameError, NotFoundError, RemoteError
 from basaltmq.pipeline.remote import RemoteView
+from basaltmq.streams.adapter import ShardInfo
+from pyspark_basalt.losses import behind_damage, check_kept, report_gone
 from pyspark_basalt.options import ReadOptions
-from pyspark_basalt.plan import Piece, behind_damage, check_kept
-from pyspark_basalt.rows import CREATE_TIME
+from pyspark_basalt.plan import Piece
+from pyspark_basalt.rows import CREATE_TIME, is_another
 
 OUT_OF_RANGE = "offset_out_of_range"
 """What a broker says of an offset that retention took."""
@@ -23,19 +25,36 @@ def read_remote(view: RemoteView, piece: Piece, options: ReadOptions) -> Iterato
     """The records of a piece; gaps left by deletes, expiry and compaction are passed over."""
     begin = piece.begin
     while True:
-        view.refresh()
-        info = view.info(piece.topic, piece.partition)
+        info = _info(view, piece, options)
+        if info is None:
+            return
         begin = check_kept(piece.topic, piece.partition, begin, piece.end, info, options)
         try:
             for batch in view.records(piece.topic, piece.partition, begin, piece.end, headers=options.include_headers):
                 begin = batch.column("offset")[-1].as_py() + 1
                 yield from _cut(_rows(batch, piece, options), options.batch_rows)
+            # The broker reads by name: what was sent is the piece only if the topic is still the same.
+            _info(view, piece, options)
             return
         except DamagedFrameError as error:
             begin = behind_damage(piece.topic, piece.partition, error, options)
         except RemoteError as error:
             if error.code != OUT_OF_RANGE:
                 raise
+        except NotFoundError:
+            # Deleted in the middle; the next look reports it.
+            pass
+
+
+def _info(view: RemoteView, piece: Piece, options: ReadOptions) -> ShardInfo | None:
+    """The partition as it is; None if its topic is gone or another one and the query accepts that."""
+    view.refresh()
+    try:
+        info = view.info(piece.topic, piece.partition)
+    except NotFoundError:
+        report_gone(piece.topic, piece.partition, piece.begin, piece.end, options)
+        return None
+    return None if is_another(piece, info, options) else info
 
 
 def _cut(batch: pa.RecordBatch, rows_max: int) -> Iterator[pa.RecordBatch]:

@@ -19,9 +19,10 @@ import pyarrow as pa
 from basaltmq.errors import DamagedFrameError, InvalidArgumentError, NotFoundError, OffsetOutOfRangeError
 from basaltmq.streams.adapter import ShardInfo
 from basaltmq.streams.view import StreamView
+from pyspark_basalt.losses import behind_damage, check_kept, report_gone, report_recreated
 from pyspark_basalt.memory import keep_freed
 from pyspark_basalt.options import ReadOptions
-from pyspark_basalt.plan import Piece, behind_damage, check_kept
+from pyspark_basalt.plan import Piece
 
 SCHEMA: Final = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
@@ -62,8 +63,9 @@ def read_piece(view: StreamView, piece: Piece, options: ReadOptions) -> Iterator
     try:
         info = _info(view, piece)
     except NotFoundError:
-        if options.fail_on_data_loss:
-            raise
+        report_gone(piece.topic, piece.partition, piece.begin, piece.end, options)
+        return
+    if is_another(piece, info, options):
         return
     offset = check_kept(piece.topic, piece.partition, piece.begin, piece.end, info, options)
     rows = _Rows(piece, options)
@@ -90,6 +92,15 @@ def read_piece(view: StreamView, piece: Piece, options: ReadOptions) -> Iterator
             check_kept(piece.topic, piece.partition, offset, piece.end, info, options)
             return
         offset = found.next_offset
+
+
+def is_another(piece: Piece, info: ShardInfo, options: ReadOptions) -> bool:
+    """Whether the topic was deleted and created again after the piece was planned, and the query accepts that."""
+    actual = str(info.meta.topic_id)
+    if piece.topic_id in (None, actual):
+        return False
+    report_recreated(piece.topic, piece.partition, str(piece.topic_id), actual, options)
+    return True
 
 
 def _info(view: StreamView, piece: Piece) -> ShardInfo:

@@ -23,8 +23,9 @@ from pyspark_basalt.events import SCHEMA as EVENTS
 from pyspark_basalt.events import take_apart
 from pyspark_basalt.groups import commit_group
 from pyspark_basalt.offsets import Json, Offsets
-from pyspark_basalt.options import ReadOptions
+from pyspark_basalt.options import Bound, ReadOptions
 from pyspark_basalt.plan import Piece, limited, partitions_of, pieces, resolve
+from pyspark_basalt.progress import Position, advance
 from pyspark_basalt.queue_source import SCHEMA as QUEUE
 from pyspark_basalt.queue_source import QueueBatchReader, QueueStreamReader
 from pyspark_basalt.remote_rows import read_remote
@@ -110,9 +111,11 @@ class BatchReader(_Reader, DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         view = seen_at(self.options.place, refresh=True, is_first=True)
         which = partitions_of(view, self.options)
-        start = resolve(view, self.options.start, which, which_end="from")
-        end = resolve(view, self.options.end, which, which_end="to")
-        return [PiecePartition(piece) for piece in pieces(view, start, end, self.options)]
+        is_pattern = self.options.pattern is not None
+        start, ids = resolve(view, self.options.start, which, which_end="from", may_be_gone=is_pattern)
+        end, _ = resolve(view, self.options.end, which, which_end="to", may_be_gone=is_pattern)
+        there = {topic: of for topic, of in end.items() if topic in start}
+        return [PiecePartition(piece) for piece in pieces(view, start, there, self.options, ids, ids)]
 
 
 class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -125,7 +128,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def __init__(self, options: ReadOptions, clock_s: Callable[[], float] = time.monotonic) -> None:
         super().__init__(options)
-        self._target: Offsets | None = None
+        self._target: Position | None = None
         self._clock_s = clock_s
         self._batch_s: float | None = None
         """When the last batch was planned."""
@@ -133,9 +136,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """What the group was told."""
 
     def initialOffset(self) -> dict[str, object]:  # noqa: N802
-        view = seen_at(self.options.place, refresh=True)
-        which = partitions_of(view, self.options)
-        return offset_json.initial(resolve(view, self.options.start, which, which_end="from"))
+        return offset_json.initial(*self._position(self.options.start, "from"))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         count = self.options.offsets_per_trigger_max
@@ -145,29 +146,20 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._target = self._latest()
 
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
-        begin = offset_json.from_json(start)
+        stored = Position(offset_json.from_json(start), offset_json.ids_of(start))
         latest = self._target or self._latest()
-        self._tell_group(begin, latest)
-        # A topic that was deleted, or is not listed any more, stays where it was: offsets never go back.
-        ends: Offsets = {topic: dict(of) for topic, of in begin.items()}
-        begins: Offsets = {topic: dict(of) for topic, of in begin.items()}
-        view = seen_at(self.options.place)
-        for topic, of in latest.items():
-            for number, to in of.items():
-                known = begins.setdefault(topic, {})
-                if number not in known:
-                    known[number] = view.info(topic, number).start_offset
-                ends.setdefault(topic, {})[number] = max(to, known[number])
-        if ends == begin and not offset_json.is_initial(start):
+        self._tell_group(stored, latest)
+        begins, (ends, ids), is_corrected = advance(seen_at(self.options.place), stored, latest, self.options)
+        if ends == stored.offsets and not is_corrected and not offset_json.is_initial(start):
             # As it was given, so that Spark sees that it is the same.
             return start
-        if self._is_too_little(begins, ends):
+        if not is_corrected and self._is_too_little(begins, ends):
             # The first batch is made all the same, empty: with it the checkpoint knows where the query began.
-            return offset_json.end_of(start, begin) if offset_json.is_initial(start) else start
+            return offset_json.end_of(start, *stored) if offset_json.is_initial(start) else start
         self._batch_s = self._clock_s()
         if isinstance(limit, ReadMaxRows):
             ends = limited(begins, ends, limit.max_rows)
-        return offset_json.end_of(start, ends)
+        return offset_json.end_of(start, ends, ids)
 
     def _is_too_little(self, begins: Offsets, ends: Offsets) -> bool:
         least = self.options.offsets_per_trigger_min
@@ -179,31 +171,44 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         waited_ms = (self._clock_s() - self._batch_s) * 1000
         return behind < least and waited_ms < self.options.trigger_delay_ms_max
 
-    def _tell_group(self, done: Offsets, latest: Offsets) -> None:
+    def _tell_group(self, done: Position, latest: Position) -> None:
         """Commit where finished batches ended, in topics that are still there."""
         if self.options.commit_group is None:
             return
-        known = {
-            topic: {number: at for number, at in of.items() if number in latest.get(topic, {})}
-            for topic, of in done.items()
-            if topic in latest
-        }
+        known: Offsets = {}
+        for topic, of in done.offsets.items():
+            actual = latest.ids.get(topic)
+            ends = latest.offsets.get(topic, {})
+            if actual is not None and done.ids.get(topic, actual) == actual:
+                known[topic] = {number: at for number, at in of.items() if at <= ends.get(number, -1)}
         if known and known != self._told:
             commit_group(self.options.place, self.options.commit_group, known)
             self._told = known
 
     def reportLatestOffset(self) -> dict[str, object]:  # noqa: N802
-        return offset_json.to_json(self._latest())
+        return offset_json.to_json(self._latest().offsets)
 
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
         view = seen_at(self.options.place, refresh=True)
         begin = offset_json.begin_of(start, end)
-        found = pieces(view, begin, offset_json.from_json(end), self.options)
+        found = pieces(
+            view,
+            offset_json.from_json(begin),
+            offset_json.from_json(end),
+            self.options,
+            offset_json.ids_of(begin),
+            offset_json.ids_of(end),
+        )
         return [PiecePartition(piece) for piece in found]
 
     def commit(self, end: Json) -> None:
         """Told to the group already; and nothing is held for a batch that could be let go."""
 
-    def _latest(self) -> Offsets:
+    def _latest(self) -> Position:
+        return self._position(self.options.end, "to")
+
+    def _position(self, bound: Bound, which_end: str) -> Position:
         view = seen_at(self.options.place, refresh=True)
-        return resolve(view, self.options.end, partitions_of(view, self.options), which_end="to")
+        which = partitions_of(view, self.options)
+        is_pattern = self.options.pattern is not None
+        return Position(*resolve(view, bound, which, which_end=which_end, may_be_gone=is_pattern))

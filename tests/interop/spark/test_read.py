@@ -82,4 +82,30 @@ def test_a_stream_reads_each_record_once_over_restarts(spark: SparkSession, tmp_
     assert found == expected
     offsets = sorted(Path(checkpoint, "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
     assert len(offsets) >= 4
-    assert '{"orders": {"0": 80, "1": 80}}' in offsets[-1].read_text()
+    assert '{"orders": {"0": 80, "1": 80}, "@topics": ' in offsets[-1].read_text()
+
+
+def test_a_stream_detects_a_topic_that_was_created_again(spark: SparkSession, tmp_path: Path) -> None:
+    data, checkpoint, out = (str(tmp_path / name) for name in ("data", "checkpoint", "out"))
+
+    def run(fail_on_data_loss: str) -> None:
+        options = {"subscribe": "orders", "startingOffsets": "earliest", "failOnDataLoss": fail_on_data_loss}
+        stream = spark.readStream.format("basalt").options(**options).load(data)
+        writer = stream.writeStream.format("parquet").option("checkpointLocation", checkpoint)
+        query = writer.trigger(availableNow=True).start(out)
+        try:
+            query.awaitTermination(120)
+        finally:
+            query.stop()
+
+    with basaltmq.open(data) as db:
+        db.topic("orders").append(["old"] * 100)
+    run("true")
+    with basaltmq.open(data) as db:
+        db.delete_topic("orders")
+        db.topic("orders").append([f"new {at}" for at in range(180)])
+    with pytest.raises(PySparkException, match=r"orders\[0\] belongs to another topic: expected topic id"):
+        run("true")
+    run("false")
+    found = spark.read.parquet(out).selectExpr("CAST(value AS STRING) AS text").where("text LIKE 'new%'").collect()
+    assert sorted(row.text for row in found) == sorted(f"new {at}" for at in range(180))

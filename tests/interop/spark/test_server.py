@@ -218,7 +218,7 @@ def test_a_damaged_frame_of_a_broker_ends_a_read_or_is_passed_over_as_asked(brok
         broker.call("POST", topic, {"records": [{"value": value}]})
     assert [each for each in broker.data_dir.rglob("log/**/*") if each.is_file() and hurt(each, values[1])]
     options = {"server": broker.url("admin"), "subscribe": "hurt"}
-    with pytest.raises(DataLossError, match=r"hurt\[0\], offsets 1 to 1, .*; with failOnDataLoss=false"):
+    with pytest.raises(DataLossError, match=r"hurt\[0\], offsets 1 to 1, .* With failOnDataLoss=false"):
         rows_of(BatchReader(parse(options)))
     rows = rows_of(BatchReader(parse({**options, "failOnDataLoss": "false"})))
     assert [row["value"].decode() for row in rows] == [values[0], values[2]]

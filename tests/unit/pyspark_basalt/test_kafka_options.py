@@ -168,14 +168,16 @@ def test_what_is_lost_between_two_batches_fails_a_stream_or_is_passed_over_as_as
     end = strict.latestOffset(start, ReadMaxRows(3))
     with basaltmq.open(tmp_path) as db:
         db.topic("a").delete_before(0, 6)
-    with pytest.raises(DataLossError, match=r"a\[0\] begins at offset 6: offsets 3 to 5 were removed"):
+    with pytest.raises(DataLossError, match=r"a\[0\] begins at offset 6, expected 3: offsets 3 to 5 were removed"):
         list(batches(strict, end))
     assert [rows for _, rows in batches(lenient, end)] == [of("a", 0, 6)]
     with basaltmq.open(tmp_path) as db:
         db.delete_topic("a")
         db.topic("a").append([b"other"])
-    with pytest.raises(DataLossError, match=r"a\[0\] ends at offset 1, but was to be read up to 10"):
-        strict.partitions(end, {"a": {"0": 10}})
+    with pytest.raises(DataLossError, match=r"a\[0\].*expected topic id"):
+        strict.latestOffset(end, ReadMaxRows(9))
+    with pytest.raises(DataLossError, match=r"a\[0\] ends at offset 1, expected 10 or more"):
+        strict.partitions({"a": {"0": 0}}, {"a": {"0": 10}})
     assert rows_of(lenient, lenient.partitions({"a": {"0": 0}}, {"a": {"0": 10}})) == of("a", 0, 0, 1)
 
 

@@ -39,7 +39,7 @@ def test_the_first_batch_is_repeated_from_where_it_began_though_latest_moved_on(
         asked_again = again.initialOffset()
         assert asked_again != start
         assert [p.value for p in again.partitions(asked_again, end)] == [
-            Piece("orders", 0, 1, 3, orders.info().meta.number)
+            Piece("orders", 0, 1, 3, orders.info().meta.number, str(orders.info().meta.topic_id))
         ]
 
 
@@ -118,7 +118,7 @@ def test_a_segment_that_cannot_be_read_is_told_in_one_line_or_skipped_as_asked(t
     raw = bytearray(segment.read_bytes())
     raw[raw.index(b"2" * 1000) + 500] ^= 1
     segment.write_bytes(raw)
-    told = r"orders\[0\], offsets 2 to 2, cannot be read: .* backup; with failOnDataLoss=false they are skipped"
+    told = r"orders\[0\], offsets 2 to 2, cannot be read: .* backup. With failOnDataLoss=false the query skips them"
     with pytest.raises(DataLossError, match=told) as caught:
         list(found.read(part))
     assert "\n" not in str(caught.value)

@@ -1,0 +1,73 @@
+"""Where a streaming query stands and how far it can go: the stored offsets compared with the topics as they are."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from basaltmq.errors import NotFoundError
+from pyspark_basalt.losses import check_end, report_loss, report_recreated
+from pyspark_basalt.offsets import Ids, Offsets
+from pyspark_basalt.options import ReadOptions
+from pyspark_basalt.views import TopicView
+
+
+class Position(NamedTuple):
+    """Offsets with the ids of their topics."""
+
+    offsets: Offsets
+    ids: Ids
+
+
+class Progress(NamedTuple):
+    """From where to where the next batch can go."""
+
+    begins: Offsets
+    """The position, with partitions that are new, and with corrections after a loss."""
+    end: Position
+    is_corrected: bool
+    """A loss moved the position; the checkpoint has to hold the new one before the topic grows past the old one."""
+
+
+def advance(view: TopicView, stored: Position, latest: Position, options: ReadOptions) -> Progress:
+    """Compare. A topic that is not listed any more stays where it was, so that its return is recognised."""
+    begins: Offsets = {topic: dict(of) for topic, of in stored.offsets.items()}
+    ends: Offsets = {topic: dict(of) for topic, of in stored.offsets.items()}
+    ids = dict(stored.ids)
+    is_corrected = False
+    for topic, of in latest.offsets.items():
+        actual = latest.ids[topic]
+        expected = ids.get(topic, actual)
+        is_recreated = expected != actual
+        if is_recreated:
+            # Any one partition of it: the ids are the topic's.
+            report_recreated(topic, min(of), expected, actual, options)
+            begins[topic], ends[topic] = {}, {}
+            is_corrected = True
+        ids[topic] = actual
+        known = begins.setdefault(topic, {})
+        for number, to in of.items():
+            if number not in known:
+                known[number] = _beginning(view, topic, number, to, is_recreated, options)
+            elif to < known[number]:
+                check_end(topic, number, known[number], to, options)
+                known[number] = to
+                is_corrected = True
+            ends.setdefault(topic, {})[number] = max(to, known[number])
+    return Progress(begins, Position(ends, ids), is_corrected)
+
+
+def _beginning(view: TopicView, topic: str, number: int, end: int, is_recreated: bool, options: ReadOptions) -> int:
+    """Where to begin with a partition that the query has not read before."""
+    try:
+        start_offset = view.info(topic, number).start_offset
+    except NotFoundError:
+        # Deleted since `latest` was taken; the next look finds out.
+        return end
+    if start_offset > 0 and not is_recreated:
+        report_loss(
+            f"{topic}[{number}] is new to the query and begins at offset {start_offset}, expected 0: its first records "
+            "were removed before they were read",
+            f"begins at offset {start_offset}",
+            options,
+        )
+    return start_offset
