@@ -23,6 +23,12 @@ class InvalidArgumentError(BasaltError):
     code = "invalid_argument"
 
 
+class TimestampRangeError(InvalidArgumentError):
+    """A record's time cannot be represented by readers."""
+
+    code = "invalid_timestamp"
+
+
 class UnknownExchangeTypeError(InvalidArgumentError):
     """There is no such type of exchange."""
 

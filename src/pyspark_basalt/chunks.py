@@ -75,7 +75,7 @@ class Cutter:
     def _staged(self, rows: pa.Table) -> pa.Table:
         columns = [
             self._binary(rows, "key"),
-            pc.fill_null(self._binary(rows, "value"), b""),
+            self._binary(rows, "value"),
             self._headers(rows),
             self._times(rows),
         ]

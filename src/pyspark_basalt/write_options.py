@@ -1,6 +1,6 @@
 """Options and columns of a write, checked before anything runs.
 
-    value      binary or string; null is written as empty
+    value      binary or string; null is kept: a tombstone
     key        binary or string     hashes to a partition, as everywhere in Basalt
     topic      string               unless the option `topic` says it for all
     partition  int                  null: by the key, or in turns

@@ -9,6 +9,7 @@ import pytest
 from tests.conformance.stream_engines import ENGINES, START_MS, Rig, offsets, record
 
 from basaltmq.errors import InvalidConfigError
+from basaltmq.log.record import Record
 from basaltmq.streams.adapter import Otherwise
 from basaltmq.streams.durability import Durability
 from basaltmq.streams.segment_engine import SegmentEngine
@@ -113,7 +114,7 @@ def test_compaction_keeps_the_latest_per_key_at_its_offset(rig: Rig) -> None:
         rig.engine.write(shard, record(number, key=key))
     retained(rig)
     assert offsets(rig, shard) == [3, 4, 5, 6, 7]
-    rig.engine.write(shard, record(b"", key=b"b"))
+    rig.engine.write(shard, Record(None, b"b"))
     retained(rig)
     assert offsets(rig, shard) == [3, 4, 6, 7, 8]
     rig.clock.now_ms += 1_000

@@ -3,9 +3,11 @@
 Records that came over AMQP carry their envelope in the one header `amqp`, and it is handed on as it came. Records that
 came through another door (Kafka, the embedded API, Spark) are shown as a message with
 
-    headers      theirs: text where it is UTF-8, else bytes; of several of a name the last.
+    headers      theirs: text where it is UTF-8, void where it is null, else bytes; of several of a name the last.
                  `x-stream-key`: the key, if there is one. `timestamp_in_ms`: the time, which AMQP has in seconds only
     timestamp    the time in seconds
+
+AMQP has no null body: the body of a null value is empty.
 
 A producer of another door may call a header `amqp` too. What is no envelope is taken for any other header: a client
 must never be sent properties that it cannot read. Headers are shown as long as they fit into the one frame AMQP has for
@@ -56,9 +58,10 @@ def _told(record: Record) -> Properties:
     own = () if record.key is None else ((KEY_HEADER, record.key),)
     for name, value in (*(each for each in record.headers if each[0] not in OURS), *own):
         name_bytes = len(name.encode())
-        if name_bytes <= NAME_BYTES_MAX and name_bytes + len(value) <= room:
-            table[name] = _value(value)
-            room -= name_bytes + len(value)
+        size_bytes = name_bytes + len(value or b"")
+        if name_bytes <= NAME_BYTES_MAX and size_bytes <= room:
+            table[name] = None if value is None else _value(value)
+            room -= size_bytes
     properties = Properties()
     if record.timestamp_ms >= 0:
         table[TIME_HEADER] = Long(record.timestamp_ms)

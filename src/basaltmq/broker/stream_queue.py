@@ -205,7 +205,7 @@ class Stream:
         consumer.offset = batch.next_offset
         deliveries = [
             StreamDelivery(
-                record.offset.to_bytes(8, "big"), with_offset(envelope_of(record), record.offset), record.value
+                record.offset.to_bytes(8, "big"), with_offset(envelope_of(record), record.offset), record.value or b""
             )
             for record in batch.records()
         ]

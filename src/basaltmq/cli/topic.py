@@ -185,7 +185,7 @@ def read(
                         printed = 1
                         continue
                     for record in batch.records():
-                        click.echo(record.value if raw else encode_record(name, each, record))
+                        click.echo((record.value or b"") if raw else encode_record(name, each, record))
                     left -= len(batch)
                     printed += batch.next_offset - at[each]
                     at[each] = batch.next_offset

@@ -5,9 +5,12 @@ body of an IPC message (see `ipc`), whose arrays point into it: offsets are made
 batch go the buffers of an Arrow batch as they lie; sliced or otherwise shifted arrays are first brought to begin at 0,
 other types are cast.
 
-`value` may be null in Arrow but not here: a null value becomes an empty one. Columns that a batch lacks come out as
-nulls of the right type (headers and tags as empty lists); columns that an Arrow batch lacks are left out, except time,
-which is the engine's then. `offset` is ignored on the way in: a shard gives its own.
+Null keys, values and header values are null on both sides. Columns that a batch lacks come out as nulls of the right
+type (headers and tags as empty lists); columns that an Arrow batch lacks are left out, except time, which is the
+engine's then. `offset` is ignored on the way in: a shard gives its own.
+
+A time above TIMESTAMP_MS_MAX, which older versions stored, comes out as TIMESTAMP_MS_MAX: readers that convert to
+microseconds or to Python's datetime would fail and leave the topic unreadable.
 
 Budget: 100 records of 256 bytes take about 8 us out and 30 us in, most of it calls into Arrow, not records; joined into
 a batch of 4,000, 3 us out, most of it copying.
@@ -24,11 +27,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc
 
-from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError
+from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError, TimestampRangeError
 from basaltmq.log import columnar
 from basaltmq.log.columnar import BATCH_RECORDS_MAX, BODY_BYTES_MAX, Buffer, ColumnBatch
 from basaltmq.log.ipc import MessageHead
-from basaltmq.log.record import UNSTAMPED, StoredRecord
+from basaltmq.log.record import TIMESTAMP_MS_MAX, UNSTAMPED, StoredRecord
 from basaltmq.log.run import Run
 
 _MS: Final = pa.timestamp("ms", tz="UTC")
@@ -44,7 +47,7 @@ SCHEMA: Final = pa.schema(
         pa.field("offset", _INT64, nullable=False),
         pa.field("timestamp", _MS, nullable=False),
         pa.field("key", _BINARY),
-        pa.field("value", _BINARY, nullable=False),
+        pa.field("value", _BINARY),
         pa.field("headers", _HEADERS),
         pa.field("tags", _TAGS),
         pa.field("expire_at", _MS),
@@ -67,6 +70,8 @@ _SIMPLE: Final = frozenset(
 )
 """Buffers of batches that are joined column by column."""
 
+_VALIDITIES: Final = frozenset((columnar.KEY_VALIDITY, columnar.VALUE_VALIDITY, columnar.HEADER_VALUE_VALIDITY))
+
 STEPS_KEPT: Final = 32
 """Offsets of runs of like frames remembered, some 16 to 64 KB each: a reader meets the same run again and again."""
 
@@ -78,9 +83,7 @@ WINDOWS_KEPT: Final = 64
 def to_arrow(batch: ColumnBatch, base_offset: int, *, verified: bool = True) -> pa.RecordBatch:
     """The batch as Arrow. Unverified bytes are validated in full."""
     extents = batch.extents
-    nulls = 0
-    if columnar.KEY_VALIDITY in extents:
-        nulls = batch.count - int.from_bytes(batch.buffer(columnar.KEY_VALIDITY) or b"", "little").bit_count()
+    nulls = _nulls(batch)
     body = batch.body
     head = _head(body[: columnar.directory_bytes(len(extents))], nulls)
     offsets = _offsets(batch, base_offset)
@@ -90,13 +93,38 @@ def to_arrow(batch: ColumnBatch, base_offset: int, *, verified: bool = True) -> 
             _INT64, batch.count, [None, pa.py_buffer(body).slice(*extents[columnar.EXPIRIES])]
         )
         times = pc.if_else(pc.equal(times, pa.scalar(0, _INT64)), pa.scalar(None, _INT64), times).cast(_MS)
-        result = result.set_column(6, SCHEMA.field(6), times)
+        result = result.set_column(6, SCHEMA.field(6), _in_range(times))
+    if batch.timestamp_max_ms > TIMESTAMP_MS_MAX:
+        result = result.set_column(1, SCHEMA.field(1), _in_range(result.column(1)))
     if not verified:
         try:
             result.validate(full=True)
         except pa.ArrowInvalid as error:
             raise CorruptionError(f"a batch at offset {base_offset} is not valid Arrow: {error}") from error
     return result
+
+
+def _nulls(batch: ColumnBatch) -> tuple[int, int, int]:
+    """How many keys, values and header values are null."""
+    extents = batch.extents
+    if not extents.keys() & _VALIDITIES:
+        return 0, 0, 0
+    headers = extents[columnar.HEADER_VALUE_OFFSETS][1] // 4 - 1 if columnar.HEADER_LISTS in extents else 0
+    return (
+        _unset(batch, columnar.KEY_VALIDITY, batch.count),
+        _unset(batch, columnar.VALUE_VALIDITY, batch.count),
+        _unset(batch, columnar.HEADER_VALUE_VALIDITY, headers),
+    )
+
+
+def _unset(batch: ColumnBatch, validity: int, items: int) -> int:
+    bits = batch.buffer(validity)
+    return 0 if bits is None else items - int.from_bytes(bits, "little").bit_count()
+
+
+def _in_range(times: Any) -> Any:
+    """Times that every reader can represent."""
+    return pc.min_element_wise(times.cast(_INT64), pa.scalar(TIMESTAMP_MS_MAX, _INT64), skip_nulls=False).cast(_MS)
 
 
 def cutter(raw: bytes) -> Callable[[int, int], bytes]:
@@ -318,7 +346,8 @@ def from_arrow(batch: pa.RecordBatch, stamp_ms: int) -> ColumnBatch:
     try:
         # Later readers trust what has a checksum; this is where a lying array is found out.
         batch.validate(full=True)
-        _put_values(buffers, batch)
+        value_bits = _put_values(buffers, batch)
+        header_bits: Buffer | None = None
         if "key" in names:
             _put_keys(buffers, batch.column("key"))
         times = _put_times(buffers, batch, stamp_ms)
@@ -327,7 +356,11 @@ def from_arrow(batch: pa.RecordBatch, stamp_ms: int) -> ColumnBatch:
         if "tags" in names:
             _put_tags(buffers, batch.column("tags"))
         if "headers" in names:
-            _put_headers(buffers, batch.column("headers"))
+            header_bits = _put_headers(buffers, batch.column("headers"))
+        if value_bits is not None:
+            buffers[columnar.VALUE_VALIDITY] = value_bits
+        if header_bits is not None:
+            buffers[columnar.HEADER_VALUE_VALIDITY] = header_bits
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise InvalidArgumentError(f"an Arrow batch does not fit a stream's columns: {error}") from error
     return columnar.assemble(count, buffers, *times)
@@ -353,8 +386,12 @@ def _template() -> MessageHead:
 
 
 @lru_cache(maxsize=HEADS_KEPT)
-def _head(directory: bytes, key_nulls: int) -> bytes:
-    """The head of the IPC message for a body with this directory, followed by its int64 offsets."""
+def _head(directory: bytes, nulls: tuple[int, int, int]) -> bytes:
+    """The head of the IPC message for a body with this directory, followed by its int64 offsets.
+
+    `nulls`: how many keys, values and header values are null.
+    """
+    key_nulls, value_nulls, header_nulls = nulls
     count, extents, size, _ = columnar.read_directory(directory)
     get = extents.get
     none = (0, 0)
@@ -379,11 +416,11 @@ def _head(directory: bytes, key_nulls: int) -> bytes:
         (count, 0, (none, (size, offsets_bytes))),
         (count, 0, (none, extents[columnar.TIMESTAMPS])),
         (count, key_nulls, keys if has_keys else (bit_zeros, offset_zeros, none)),
-        (count, 0, (none, *values)),
+        (count, value_nulls, (get(columnar.VALUE_VALIDITY, none), *values)),
         (count, 0, (none, get(columnar.HEADER_LISTS, offset_zeros))),
         (headers, 0, (none,)),
         (headers, 0, (none, *names)),
-        (headers, 0, (none, *contents)),
+        (headers, header_nulls, (get(columnar.HEADER_VALUE_VALIDITY, none), *contents)),
         (count, 0, (none, get(columnar.TAG_LISTS, offset_zeros))),
         (items, 0, (none, *tags)),
         (count, count, (bit_zeros, time_zeros)),
@@ -423,23 +460,33 @@ def _first_window() -> Any:
     return pa.array(range(OFFSETS_WINDOW), _INT64)
 
 
-def _put_values(buffers: dict[int, Buffer], batch: pa.RecordBatch) -> None:
-    values = _as(batch.column("value"), _BINARY)
-    if values.null_count:
-        values = values.fill_null(b"")
+def _put_values(buffers: dict[int, Buffer], batch: pa.RecordBatch) -> Buffer | None:
+    """Put the values; the bitmap of those that are null, which stands at the end of a body."""
+    bits, values = _split(_as(batch.column("value"), _BINARY))
     buffers[columnar.VALUE_OFFSETS], buffers[columnar.VALUE_DATA] = _binary(values)
+    return bits
 
 
 def _put_keys(buffers: dict[int, Buffer], keys: Any) -> None:
     keys = _as(keys, _BINARY)
-    nulls = keys.null_count
-    if nulls == len(keys):
+    if keys.null_count == len(keys):
         return
-    if nulls:
-        keys = _from_start(keys)
-        buffers[columnar.KEY_VALIDITY] = memoryview(keys.buffers()[0])[: (len(keys) + 7) // 8]
-        keys = keys.fill_null(b"")
+    bits, keys = _split(keys)
+    if bits is not None:
+        buffers[columnar.KEY_VALIDITY] = bits
     buffers[columnar.KEY_OFFSETS], buffers[columnar.KEY_DATA] = _binary(keys)
+
+
+def _split(column: Any) -> tuple[Buffer | None, Any]:
+    """(the bitmap of nulls, None if there are none; the column with empty bytes in their place)"""
+    if not column.null_count:
+        return None, column
+    column = _from_start(column)
+    bits = bytearray(memoryview(column.buffers()[0])[: (len(column) + 7) // 8])
+    if len(column) % 8:
+        # Bits behind the end are not defined in Arrow; here the number of set bits counts.
+        bits[-1] &= (1 << len(column) % 8) - 1
+    return bytes(bits), column.fill_null(b"")
 
 
 def _put_times(buffers: dict[int, Buffer], batch: pa.RecordBatch, stamp_ms: int) -> tuple[int, int]:
@@ -453,19 +500,23 @@ def _put_times(buffers: dict[int, Buffer], batch: pa.RecordBatch, stamp_ms: int)
     least: int = bounds["min"].as_py()
     if least < 0:
         if least < UNSTAMPED:
-            raise InvalidArgumentError(f"timestamp {least} is out of range: it must not lie before 1970")
+            raise TimestampRangeError(f"timestamp {least} is out of range: it must not lie before 1970")
         times = pc.if_else(pc.equal(times, pa.scalar(UNSTAMPED, _INT64)), pa.scalar(stamp_ms, _INT64), times)
         bounds = pc.min_max(times)
+    largest: int = bounds["max"].as_py()
+    if largest > TIMESTAMP_MS_MAX:
+        raise TimestampRangeError(f"timestamp {largest} is out of range: at most {TIMESTAMP_MS_MAX} ms (year 9999)")
     buffers[columnar.TIMESTAMPS] = _fixed(times)
-    return bounds["min"].as_py(), bounds["max"].as_py()
+    return bounds["min"].as_py(), largest
 
 
 def _put_expiries(buffers: dict[int, Buffer], expiries: Any) -> None:
     if expiries.null_count == len(expiries):
         return
     times = _milliseconds(expiries).fill_null(pa.scalar(0, _INT64))
-    if pc.min(times).as_py() < 0:
-        raise InvalidArgumentError("expire_at is out of range: it must not lie before 1970")
+    bounds = pc.min_max(times)
+    if bounds["min"].as_py() < 0 or bounds["max"].as_py() > TIMESTAMP_MS_MAX:
+        raise TimestampRangeError("expire_at is out of range: it must lie between 1970 and 9999")
     buffers[columnar.EXPIRIES] = _fixed(times)
 
 
@@ -479,19 +530,20 @@ def _put_tags(buffers: dict[int, Buffer], tags: Any) -> None:
     buffers[columnar.TAG_OFFSETS], buffers[columnar.TAG_DATA] = _binary(items)
 
 
-def _put_headers(buffers: dict[int, Buffer], headers: Any) -> None:
+def _put_headers(buffers: dict[int, Buffer], headers: Any) -> Buffer | None:
+    """Put the headers; the bitmap of values that are null, which stands at the end of a body."""
     lists, items = _list(headers, _HEADERS)
     if not len(items):
-        return
+        return None
     names = items.field(0)
     values = items.field(1)
     if items.null_count or names.null_count:
         raise InvalidArgumentError("a header and its key must not be null")
-    if values.null_count:
-        values = values.fill_null(b"")
+    bits, values = _split(values)
     buffers[columnar.HEADER_LISTS] = lists
     buffers[columnar.HEADER_NAME_OFFSETS], buffers[columnar.HEADER_NAMES] = _binary(names)
     buffers[columnar.HEADER_VALUE_OFFSETS], buffers[columnar.HEADER_VALUES] = _binary(values)
+    return bits
 
 
 def _as(column: Any, wanted: Any) -> Any:

@@ -14,6 +14,7 @@ with the last buffer (padded). n is the count:
     11 header lists i32[n+1]    12 name offsets             13 name data
                                 14 value offsets            15 value data       absent: no record has headers
     16 offset deltas i32[n]                                                     absent: dense, 0, 1, 2 ...
+    17 value validity bits      18 header value validity bits                   absent: no value is null
 
 A body knows no absolute offset: the frame's header has it, so a batch is encoded before its place is known. Deltas
 appear where cleaning took records out; they rise strictly.
@@ -65,7 +66,9 @@ HEADER_NAMES: Final = 13
 HEADER_VALUE_OFFSETS: Final = 14
 HEADER_VALUES: Final = 15
 OFFSET_DELTAS: Final = 16
-KINDS_MAX: Final = 16
+VALUE_VALIDITY: Final = 17
+HEADER_VALUE_VALIDITY: Final = 18
+KINDS_MAX: Final = 18
 
 DIRECTORIES_KEPT: Final = 1024
 """Directories remembered: batches of one producer tend to look alike, and reading one costs more than a frame's CRC."""
@@ -103,6 +106,13 @@ _TARGETS: Final = (
     (HEADER_VALUE_OFFSETS, HEADER_VALUES, 1, 0),
 )
 """What an offsets array points into: (kind, target, bytes per unit of its last offset, bytes more)."""
+
+_VALIDITIES: Final = (
+    (KEY_VALIDITY, KEY_OFFSETS),
+    (VALUE_VALIDITY, VALUE_OFFSETS),
+    (HEADER_VALUE_VALIDITY, HEADER_VALUE_OFFSETS),
+)
+"""Bitmaps of nulls, and the column each is about."""
 
 _DATA: Final = (VALUE_DATA, KEY_DATA, TAG_DATA, HEADER_NAMES, HEADER_VALUES)
 """Buffers whose bytes are the records' own."""
@@ -175,7 +185,7 @@ class ColumnBatch:
         if UNSTAMPED in times:
             times = [stamp_ms if time_ms == UNSTAMPED else time_ms for time_ms in times]
         buffers: dict[int, Buffer] = {}
-        _put_binary(buffers, VALUE_OFFSETS, VALUE_DATA, [record.value for record in records])
+        value_bits = _put_nullable(buffers, VALUE_OFFSETS, VALUE_DATA, [record.value for record in records])
         keys = [record.key for record in records]
         if any(key is not None for key in keys):
             if None in keys:
@@ -189,14 +199,20 @@ class ColumnBatch:
             buffers[TAG_LISTS] = _pack("i", accumulate(map(len, tags), initial=0))
             _put_binary(buffers, TAG_OFFSETS, TAG_DATA, [tag for each in tags for tag in each])
         headers = [record.headers for record in records]
+        header_bits: bytes | None = None
         if any(headers):
             buffers[HEADER_LISTS] = _pack("i", accumulate(map(len, headers), initial=0))
             _put_binary(
                 buffers, HEADER_NAME_OFFSETS, HEADER_NAMES, [name.encode() for each in headers for name, _ in each]
             )
-            _put_binary(buffers, HEADER_VALUE_OFFSETS, HEADER_VALUES, [value for each in headers for _, value in each])
+            contents = [value for each in headers for _, value in each]
+            header_bits = _put_nullable(buffers, HEADER_VALUE_OFFSETS, HEADER_VALUES, contents)
         if deltas is not None:
             buffers[OFFSET_DELTAS] = _pack("i", deltas)
+        if value_bits is not None:
+            buffers[VALUE_VALIDITY] = value_bits
+        if header_bits is not None:
+            buffers[HEADER_VALUE_VALIDITY] = header_bits
         return assemble(count, buffers, min(times), max(times))
 
     @classmethod
@@ -244,7 +260,7 @@ class ColumnBatch:
     def records(self, base_offset: int) -> list[StoredRecord]:
         """Every record, with its offset."""
         count = self.count
-        values = self._binary(VALUE_OFFSETS, VALUE_DATA)
+        values = self.values()
         keys = self.keys()
         expiries = self.expiries() or [0] * count
         deltas = self.deltas() or range(count)
@@ -261,18 +277,13 @@ class ColumnBatch:
             )
         ]
 
-    def values(self) -> list[bytes]:
-        return self._binary(VALUE_OFFSETS, VALUE_DATA)
+    def values(self) -> Sequence[bytes | None]:
+        return self._nullable(VALUE_OFFSETS, VALUE_DATA, VALUE_VALIDITY)
 
-    def keys(self) -> list[bytes | None]:
+    def keys(self) -> Sequence[bytes | None]:
         if KEY_OFFSETS not in self.extents:
             return [None] * self.count
-        keys: list[bytes | None] = list(self._binary(KEY_OFFSETS, KEY_DATA))
-        validity = self.buffer(KEY_VALIDITY)
-        if validity is not None:
-            bits = int.from_bytes(validity, "little")
-            keys = [key if bits >> at & 1 else None for at, key in enumerate(keys)]
-        return keys
+        return self._nullable(KEY_OFFSETS, KEY_DATA, KEY_VALIDITY)
 
     def tags(self) -> list[tuple[bytes, ...]]:
         if TAG_LISTS not in self.extents:
@@ -287,7 +298,8 @@ class ColumnBatch:
             names = [name.decode() for name in self._binary(HEADER_NAME_OFFSETS, HEADER_NAMES)]
         except UnicodeDecodeError:
             raise CorruptionError("a header name in a batch is not UTF-8") from None
-        items = list(zip(names, self._binary(HEADER_VALUE_OFFSETS, HEADER_VALUES), strict=True))
+        contents = self._nullable(HEADER_VALUE_OFFSETS, HEADER_VALUES, HEADER_VALUE_VALIDITY)
+        items = list(zip(names, contents, strict=True))
         return [tuple(items[begin:end]) for begin, end in pairwise(self._ints("i", HEADER_LISTS))]
 
     def timestamps(self) -> Sequence[int]:
@@ -387,6 +399,14 @@ class ColumnBatch:
         body = self.body
         return [body[begin + start : begin + end] for start, end in pairwise(self._ints("i", offsets))]
 
+    def _nullable(self, offsets: int, data: int, validity: int) -> Sequence[bytes | None]:
+        items = self._binary(offsets, data)
+        bitmap = self.buffer(validity)
+        if bitmap is None:
+            return items
+        marks = f"{int.from_bytes(bitmap, 'little'):0{8 * len(bitmap)}b}"[::-1]
+        return [item if mark == "1" else None for item, mark in zip(items, marks, strict=False)]
+
 
 def assemble(count: int, buffers: dict[int, Buffer], timestamp_min_ms: int, timestamp_max_ms: int) -> ColumnBatch:
     """A batch from buffers in the order of their kinds."""
@@ -435,7 +455,7 @@ def read_directory(directory: bytes) -> Directory:
     numbers = _entries(buffers).unpack_from(directory, _HEAD.size)
     # A kind is read together with the zero behind it: with anything there it is no kind.
     kinds, lengths = numbers[::2], numbers[1::2]
-    fixed, data, offsets, validity = _shape(kinds)
+    fixed, data, offsets, validities = _shape(kinds)
     extents: dict[int, Extent] = {}
     for kind, length in zip(kinds, lengths, strict=True):
         extents[kind] = (at, length)
@@ -445,8 +465,10 @@ def read_directory(directory: bytes) -> Directory:
             raise CorruptionError(
                 f"buffer {kinds[place]} of a batch does not have the {unit * (count + extra)} bytes it needs"
             )
-    if validity is not None and lengths[validity] != (count + 7) // 8:
-        raise CorruptionError("the key validity of a batch does not fit its keys")
+    for place in validities:
+        items = _items(kinds[place], count, extents)
+        if lengths[place] != (items + 7) // 8:
+            raise CorruptionError(f"buffer {kinds[place]} of a batch has {lengths[place]} bytes for {items} bits")
     for place in offsets:
         if lengths[place] < 4 or lengths[place] % 4:
             raise CorruptionError(f"buffer {kinds[place]} of a batch has {lengths[place]} bytes, which are no offsets")
@@ -454,6 +476,11 @@ def read_directory(directory: bytes) -> Directory:
     for place in data:
         data_bytes += lengths[place]
     return Directory(count, extents, at, data_bytes)
+
+
+def _items(validity: int, count: int, extents: dict[int, Extent]) -> int:
+    """How many items a validity bitmap is about: records, or all headers of all records."""
+    return extents[HEADER_VALUE_OFFSETS][1] // 4 - 1 if validity == HEADER_VALUE_VALIDITY else count
 
 
 @lru_cache(maxsize=KINDS_MAX)
@@ -470,7 +497,8 @@ class Shape(NamedTuple):
     """Of those of `_DATA`."""
     offsets: tuple[int, ...]
     """Of offsets arrays whose length does not follow from the count."""
-    validity: int | None
+    validities: tuple[int, ...]
+    """Of bitmaps that mark nulls."""
 
 
 @lru_cache(maxsize=SHAPES_KEPT)
@@ -484,14 +512,15 @@ def _shape(kinds: tuple[int, ...]) -> Shape:
             raise CorruptionError(f"a batch has buffers {present} but not all of {list(group)}")
     if VALUE_OFFSETS not in kinds or TIMESTAMPS not in kinds:
         raise CorruptionError("a batch has no values or no times")
-    if KEY_VALIDITY in kinds and KEY_OFFSETS not in kinds:
-        raise CorruptionError("the key validity of a batch does not fit its keys")
+    for validity, column in _VALIDITIES:
+        if validity in kinds and column not in kinds:
+            raise CorruptionError(f"a batch has buffer {validity} but not buffer {column} it is about")
     free = (TAG_OFFSETS, HEADER_NAME_OFFSETS, HEADER_VALUE_OFFSETS)
     return Shape(
         tuple((kinds.index(kind), unit, extra) for kind, unit, extra in _FIXED if kind in kinds),
         tuple(kinds.index(kind) for kind in _DATA if kind in kinds),
         tuple(kinds.index(kind) for kind in free if kind in kinds),
-        kinds.index(KEY_VALIDITY) if KEY_VALIDITY in kinds else None,
+        tuple(kinds.index(validity) for validity, _ in _VALIDITIES if validity in kinds),
     )
 
 
@@ -514,9 +543,21 @@ def _int32(body: bytes, at: int) -> int:
     return int.from_bytes(body[at : at + 4], "little", signed=True)
 
 
-def _put_binary(buffers: dict[int, Buffer], offsets: int, data: int, items: list[bytes]) -> None:
+def _put_nullable(buffers: dict[int, Buffer], offsets: int, data: int, items: Sequence[bytes | None]) -> bytes | None:
+    """Put a column; the bitmap of its nulls, None if there are none."""
     try:
-        buffers[offsets] = _pack("i", accumulate(map(len, items), initial=0))
+        # Most columns have no nulls; `len` finds the first one without a pass of its own.
+        _put_binary(buffers, offsets, data, items)  # type: ignore[arg-type]
+        return None
+    except TypeError:
+        _put_binary(buffers, offsets, data, [b"" if item is None else item for item in items])
+        return _bitmap([item is not None for item in items])
+
+
+def _put_binary(buffers: dict[int, Buffer], offsets: int, data: int, items: Sequence[bytes]) -> None:
+    sizes = list(map(len, items))
+    try:
+        buffers[offsets] = _pack("i", accumulate(sizes, initial=0))
     except OverflowError:
         raise LimitExceededError(f"a batch is over the limit of {BODY_BYTES_MAX} bytes; split it") from None
     buffers[data] = b"".join(items)

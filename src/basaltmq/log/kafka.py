@@ -15,7 +15,7 @@ puts in the base offset (and the leader epoch) without touching it; only log-app
 
 What a frame needs (count, offsets, times) is in the header, so appending, recovery, rebuild, verification and retention
 never look into the records. Who reads records or Arrow does: `columns`. Control batches (transaction markers) hold
-nothing for them: their frames count no records, only offsets. A null value comes out empty, as everywhere here.
+nothing for them: their frames count no records, only offsets. Null keys, values and header values stay null.
 
 Times: the largest is the header's; the least is taken to be the base timestamp, the first record's, which need not be
 the least of all. Budget: 3 us to check and place a batch of 27 KB, 3 us per record to look into it.
@@ -29,10 +29,10 @@ from typing import Final, NamedTuple
 
 import google_crc32c
 
-from basaltmq.errors import CorruptionError, InvalidArgumentError
+from basaltmq.errors import CorruptionError, InvalidArgumentError, TimestampRangeError
 from basaltmq.log.codecs import decompress
 from basaltmq.log.columnar import BATCH_RECORDS_MAX, ColumnBatch
-from basaltmq.log.record import TIMESTAMP_MS_MAX, Record, StoredRecord
+from basaltmq.log.record import TIMESTAMP_MS_MAX, Headers, Record, StoredRecord
 
 MAGIC: Final = 2
 HEADER_BYTES: Final = 61
@@ -142,8 +142,11 @@ def check_batch(raw: bytes) -> KafkaHeader:
             f"a record batch says {header.records} records and {header.last_offset_delta} as the last one's offset; "
             f"give 1 to {BATCH_RECORDS_MAX} without holes"
         )
-    if min(header.base_timestamp_ms, header.max_timestamp_ms) < NO_TIMESTAMP:
-        raise InvalidArgumentError(f"timestamp {header.base_timestamp_ms} is out of range: it must not lie before 1970")
+    for time_ms in (header.base_timestamp_ms, header.max_timestamp_ms):
+        if not NO_TIMESTAMP <= time_ms <= TIMESTAMP_MS_MAX:
+            raise TimestampRangeError(
+                f"timestamp {time_ms} of a record batch is out of range: 0 to {TIMESTAMP_MS_MAX} ms (year 9999)"
+            )
     return header
 
 
@@ -202,11 +205,9 @@ def records(raw: bytes) -> list[StoredRecord]:
                 raise CorruptionError(f"a record at offset {delta} of its batch follows one at {before}")
             before = delta
             time_ms = header.max_timestamp_ms if is_append_time else header.base_timestamp_ms + time_delta
-            if time_ms > TIMESTAMP_MS_MAX:
-                raise CorruptionError(f"a record's timestamp {time_ms} is out of range")
-            found.append(
-                StoredRecord(value or b"", key, headers, (), max(-1, time_ms), 0, offset=header.base_offset + delta)
-            )
+            # Only the header is checked when a batch comes in; records of one that lies must not make it unreadable.
+            time_ms = min(max(NO_TIMESTAMP, time_ms), TIMESTAMP_MS_MAX)
+            found.append(StoredRecord(value, key, headers, (), time_ms, 0, offset=header.base_offset + delta))
     except IndexError:
         raise CorruptionError("a record batch ends inside a record") from None
     return found
@@ -308,7 +309,7 @@ def _bytes(data: bytes, at: int, end: int) -> tuple[bytes | None, int]:
     return data[at : at + length], at + length
 
 
-def _headers(data: bytes, at: int, end: int) -> tuple[tuple[tuple[str, bytes], ...], int]:
+def _headers(data: bytes, at: int, end: int) -> tuple[Headers, int]:
     count, at = _varint(data, at)
     if count == 0:
         return (), at
@@ -319,7 +320,7 @@ def _headers(data: bytes, at: int, end: int) -> tuple[tuple[tuple[str, bytes], .
         name, at = _bytes(data, at, end)
         value, at = _bytes(data, at, end)
         try:
-            headers.append(((name or b"").decode(), value or b""))
+            headers.append(((name or b"").decode(), value))
         except UnicodeDecodeError:
             raise CorruptionError("a header name in a record batch is not UTF-8") from None
     return tuple(headers), at

@@ -4,7 +4,8 @@
 also holds the limits of one record and the check that enforces them; how records lie in bytes is `columnar`'s.
 
 `timestamp_ms` is the producer's time; `UNSTAMPED` asks the engine for its clock's. `expire_at_ms` 0 means never.
-Keys and tags are any bytes, empty included: a key of b"" is a key, None is none.
+Keys, values, header values and tags are any bytes, empty included. None is null: a record without a key, a tombstone
+without a value, a header without a value. Null is kept apart from empty in every engine and format.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from basaltmq.errors import InvalidArgumentError, LimitExceededError
+from basaltmq.errors import InvalidArgumentError, LimitExceededError, TimestampRangeError
 
 RECORD_BYTES_MAX: Final = 16 << 20
 """Value, key, headers and tags of one record together, unless configured otherwise: a large message, not a file."""
@@ -39,15 +40,18 @@ UNSTAMPED: Final = -1
 NEVER: Final = 0
 """An `expire_at_ms` that does not come."""
 
-TIMESTAMP_MS_MAX: Final = (1 << 63) - 1
+TIMESTAMP_MS_MAX: Final = 253_402_214_399_999
+"""9999-12-30T23:59:59.999Z: one day before the last moment of Python's datetime, because Spark converts to local time.
+Arrow's timestamp[us] ends later, in the year 294246. A record with a later time is refused; one that an older version
+stored is shown with this time in Arrow."""
 
-Headers = tuple[tuple[str, bytes], ...]
+Headers = tuple[tuple[str, bytes | None], ...]
 
 
 class Record(Struct, frozen=True, gc=False):
     """One record as a producer hands it over."""
 
-    value: bytes
+    value: bytes | None
     key: bytes | None = None
     headers: Headers = ()
     tags: tuple[bytes, ...] = ()
@@ -63,13 +67,13 @@ class StoredRecord(Record, frozen=True, gc=False, kw_only=True):
 
 def record_size_bytes(record: Record) -> int:
     """What counts towards RECORD_BYTES_MAX."""
-    size = len(record.value)
+    size = 0 if record.value is None else len(record.value)
     if record.key is not None:
         size += len(record.key)
     for tag in record.tags:
         size += len(tag)
     for name, value in record.headers:
-        size += len(name.encode()) + len(value)
+        size += len(name.encode()) + (0 if value is None else len(value))
     return size
 
 
@@ -77,11 +81,15 @@ def check_record(record: Record, record_bytes_max: int = RECORD_BYTES_MAX) -> in
     """Refuse a record of the wrong types or past a limit; return its size in bytes."""
     value = record.value
     key = record.key
-    if type(value) is not bytes:
-        raise InvalidArgumentError(f"a record's value must be bytes, not {type(value).__name__}")
-    if key is not None and type(key) is not bytes:
-        raise InvalidArgumentError(f"a record's key must be bytes or None, not {type(key).__name__}")
-    size = len(value) + (len(key) if key is not None else 0)
+    size = 0
+    if type(value) is bytes:
+        size = len(value)
+    elif value is not None:
+        raise InvalidArgumentError(f"a record's value must be bytes or None, not {type(value).__name__}")
+    if key is not None:
+        if type(key) is not bytes:
+            raise InvalidArgumentError(f"a record's key must be bytes or None, not {type(key).__name__}")
+        size += len(key)
     if record.tags:
         size += _check_tags(record.tags)
     if record.headers:
@@ -118,8 +126,13 @@ def _check_headers(headers: Headers) -> int:
         raise LimitExceededError(f"a record has {len(headers)} headers, at most {HEADERS_MAX} are allowed")
     size = 0
     for header in headers:
-        if type(header) is not tuple or len(header) != 2 or type(header[0]) is not str or type(header[1]) is not bytes:
-            raise InvalidArgumentError(f"a header must be a tuple (str, bytes), not {header!r:.80}")
+        if (
+            type(header) is not tuple
+            or len(header) != 2
+            or type(header[0]) is not str
+            or (type(header[1]) is not bytes and header[1] is not None)
+        ):
+            raise InvalidArgumentError(f"a header must be a tuple (str, bytes or None), not {header!r:.80}")
         try:
             name_bytes = len(header[0].encode())
         except UnicodeEncodeError as error:
@@ -128,7 +141,7 @@ def _check_headers(headers: Headers) -> int:
             raise LimitExceededError(
                 f"a header name of {name_bytes} bytes is over the limit of {HEADER_NAME_BYTES_MAX}"
             )
-        size += name_bytes + len(header[1])
+        size += name_bytes + (0 if header[1] is None else len(header[1]))
     return size
 
 
@@ -136,4 +149,6 @@ def _check_time(name: str, time_ms: int, least: int) -> None:
     if type(time_ms) is not int:
         raise InvalidArgumentError(f"{name} must be an int of milliseconds, not {type(time_ms).__name__}")
     if not least <= time_ms <= TIMESTAMP_MS_MAX:
-        raise InvalidArgumentError(f"{name} {time_ms} is out of range: {least} to {TIMESTAMP_MS_MAX}")
+        raise TimestampRangeError(
+            f"{name} {time_ms} is out of range: {least} to {TIMESTAMP_MS_MAX} (year 9999); give milliseconds since 1970"
+        )

@@ -5,7 +5,8 @@ them one by one, checksums included, and keeps only where each begins; objects p
 for them, objects per record only for records. Arrow takes a run column by column (see `arrow`).
 
 Anything out of the ordinary ends the taking: another shard, a gap, a copy made by cleaning, damage, a frame cut off by
-the end of what was read, a body with expiries or holes. What it is, is for the caller to find out with care.
+the end of what was read, a body with expiries or holes, a time above TIMESTAMP_MS_MAX. What it is, is for the caller
+to find out with care.
 
 Invariants: frames of a run are dense, so the base offset of each follows from the first; all have the same directory,
 which was checked; no frame reaches past `end`, and what was taken is within the limits given. Budget: 1.3 us per frame
@@ -23,7 +24,7 @@ import google_crc32c
 from basaltmq.errors import CorruptionError
 from basaltmq.log.columnar import EXPIRIES, OFFSET_DELTAS, ColumnBatch, Extent, directory_bytes, directory_of
 from basaltmq.log.frame import AWAITED, COLUMNAR, HEADER_BYTES, MAGIC, PLAIN_HEADER
-from basaltmq.log.record import StoredRecord
+from basaltmq.log.record import TIMESTAMP_MS_MAX, StoredRecord
 
 Cut: TypeAlias = Callable[[int, int], bytes]
 """(begin, length) of what was read, given to the checksum without a copy; see `arrow.cutter`."""
@@ -116,8 +117,10 @@ def take_runs(
         if begin > size:
             is_cut = True
             break
-        magic, header_crc, body_crc, length, of, base, said, last_delta, _, _, _, rest = _unpack(raw, at)
+        magic, header_crc, body_crc, length, of, base, said, last_delta, _, largest_ms, _, rest = _unpack(raw, at)
         if base != expected or of != shard or (rest != COLUMNAR and rest != _AWAITED) or magic != MAGIC:
+            break
+        if largest_ms > TIMESTAMP_MS_MAX:
             break
         if begin + length > size:
             is_cut = True

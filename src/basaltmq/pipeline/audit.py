@@ -38,6 +38,9 @@ from basaltmq.streams.adapter import ShardInfo
 from basaltmq.streams.shards import Engine
 from basaltmq.streams.view import StreamView
 
+COMPARED: Final = CHECKSUM.replace("value", "coalesce(value, X'')")
+"""Log against archive. Archives that older versions wrote have empty bytes where the log has null."""
+
 BLOCK_OFFSETS: Final = 100_000
 """Offsets compared at once: a difference is then found by looking at no more than these."""
 
@@ -220,7 +223,7 @@ def _blocks(frame: DataFrame) -> Blocks:
         .agg(
             sql.count(sql.lit(1)).alias("count"),
             sql.countDistinct("offset").alias("distinct"),
-            sql.expr(CHECKSUM).alias("checksum"),
+            sql.expr(COMPARED).alias("checksum"),
             sql.min("offset").alias("first"),
             sql.max("offset").alias("last"),
         )
@@ -289,7 +292,7 @@ def _differences(
         own = frame.where((sql.col("topic") == topic) & (sql.col("partition") == number))
         own = own.where(sql.col("offset").between(start, end - 1))
         own = own.where(sql.floor(sql.col("offset") / BLOCK_OFFSETS).cast("bigint").isin(blocks))
-        return own.selectExpr("offset", f"xxhash64(key, value, timestamp) AS {name}").dropDuplicates()
+        return own.selectExpr("offset", f"xxhash64(key, coalesce(value, X''), timestamp) AS {name}").dropDuplicates()
 
     row = (
         side(log, "logged")

@@ -70,4 +70,4 @@ def newest_of_each(records: DataFrame, *, keep_deleted: bool = False) -> DataFra
         .agg(sql.max_by("record", order).alias("record"))
         .select("key", *(f"record.{name}" for name in _RECORD))
     )
-    return found if keep_deleted else found.where(sql.octet_length("value") > 0)
+    return found if keep_deleted else found.where(sql.col("value").isNotNull())

@@ -78,7 +78,7 @@ class Delivered(msgspec.Struct, frozen=True, gc=False):
         return self.record.key
 
     @property
-    def value(self) -> bytes:
+    def value(self) -> bytes | None:
         return self.record.value
 
 

@@ -2,8 +2,9 @@
 
     {"value": "...", "key": "...", "headers": {"name": "..."}, "tags": ["..."], "timestamp_ms": 0, "expire_at_ms": 0}
 
-All but the value may be left out. Bytes that are not UTF-8 are base64 under `value_base64`, `key_base64`,
-`headers_base64` and `tags_base64`. Of several headers of one name the last is shown.
+All but the value may be left out. A value or header of `null` is null (a value: a tombstone), "" is empty. Bytes that
+are not UTF-8 are base64 under `value_base64`, `key_base64`, `headers_base64` and `tags_base64`. Of several headers of
+one name the last is shown.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from basaltmq.log.record import NEVER, UNSTAMPED, Record, StoredRecord
 class Line(msgspec.Struct, forbid_unknown_fields=True):
     """One record of the input. Exactly one of `value` and `value_base64`."""
 
-    value: str | None = None
+    value: str | msgspec.UnsetType | None = msgspec.UNSET
     value_base64: str | None = None
     key: str | None = None
     key_base64: str | None = None
-    headers: dict[str, str] = {}
+    headers: dict[str, str | None] = {}
     headers_base64: dict[str, str] = {}
     tags: list[str] = []
     tags_base64: list[str] = []
@@ -60,15 +61,16 @@ def read_line(number: int, line: bytes) -> Line:
 def to_record(number: int, said: Line, *, key: str | None = None) -> Record:
     """The record a line says; `key` is that of lines without one."""
     fallback = None if key is None else key.encode()
-    value = _either(number, "value", said.value, said.value_base64)
-    if value is None:
+    text = None if said.value is msgspec.UNSET else said.value
+    value = _either(number, "value", text, said.value_base64)
+    if value is None and said.value is not None:
         raise InvalidArgumentError(f"line {number}: a record needs value or value_base64")
     own_key = _either(number, "key", said.key, said.key_base64)
     return Record(
         value,
         fallback if own_key is None else own_key,
         (
-            *((name, text.encode()) for name, text in said.headers.items()),
+            *((name, None if text is None else text.encode()) for name, text in said.headers.items()),
             *((name, _bytes(number, "headers_base64", text)) for name, text in said.headers_base64.items()),
         ),
         (
@@ -107,9 +109,12 @@ def to_line(record: Record) -> dict[str, Any]:
         line["timestamp_ms"] = record.timestamp_ms
     if record.key is not None:
         _put(line, "key", record.key)
-    _put(line, "value", record.value)
+    if record.value is None:
+        line["value"] = None
+    else:
+        _put(line, "value", record.value)
     for name, value in record.headers:
-        text, suffix = _shown(value)
+        text, suffix = (None, "") if value is None else _shown(value)
         line.setdefault(f"headers{suffix}", {})[name] = text
     for tag in record.tags:
         text, suffix = _shown(tag)
@@ -120,8 +125,10 @@ def to_line(record: Record) -> dict[str, Any]:
 
 
 def raw_value(line: dict[str, Any]) -> bytes:
-    """The value of a line."""
-    return base64.b64decode(line["value_base64"]) if "value_base64" in line else str(line["value"]).encode()
+    """The value of a line; a null one is empty."""
+    if "value_base64" in line:
+        return base64.b64decode(line["value_base64"])
+    return b"" if line["value"] is None else str(line["value"]).encode()
 
 
 def _put(line: dict[str, Any], name: str, raw: bytes) -> None:

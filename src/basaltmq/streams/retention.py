@@ -5,7 +5,7 @@ from the start only: time, size and count say how far the start offset moves. It
 that keep records, a frame for those that keep frames. Age counts from the record's timestamp or from when it was
 stored, whichever is earlier, so that a timestamp from the future cannot pin a shard for ever.
 
-Compaction keeps, per key, the latest record below the high watermark. An empty value is a tombstone: it deletes its
+Compaction keeps, per key, the latest record below the high watermark. A null value is a tombstone: it deletes its
 key, and goes itself once readers had `tombstone_retention_ms` to see it.
 
 Nothing here has a timer. `Rounds` hands out shards in turns, so that a caller that does a bounded step at a time
@@ -72,8 +72,9 @@ def age_time_ms(timestamp_ms: int, stored_ms: int) -> int:
     return min(timestamp_ms, stored_ms)
 
 
-def is_tombstone(value: bytes) -> bool:
-    return not value
+def is_tombstone(value: bytes | None) -> bool:
+    """Empty bytes are a value, as at Kafka."""
+    return value is None
 
 
 def tombstone_goes(config: ShardConfig, time_ms: int, now_ms: int) -> bool:

@@ -24,6 +24,7 @@ from basaltmq.streams.retention import (
     Extent,
     Rounds,
     age_time_ms,
+    is_tombstone,
     pass_is_due,
     start_offset_after,
     tombstone_goes,
@@ -159,9 +160,9 @@ class Cleaner:
         self, meta: ShardMeta, tail: Tail, state: CompactionPass, rows: list[tuple[int, int, bool]], now_ms: int
     ) -> int:
         by_hash: dict[int, list[tuple[int, bool]]] = {}
-        for hashed, offset, is_tombstone in rows:
+        for hashed, offset, is_marked in rows:
             if offset < state.bound:
-                by_hash.setdefault(hashed, []).append((offset, is_tombstone))
+                by_hash.setdefault(hashed, []).append((offset, is_marked))
         going: list[bytes] = []
         for entries in by_hash.values():
             if len(entries) > 1 or entries[0][1]:
@@ -189,7 +190,7 @@ class Cleaner:
             latest[key] = (row_key, row)
         for row_key, row in latest.values():
             record = decode_row(row_key, row)
-            if not record.value:
+            if is_tombstone(record.value):
                 stored_ms, timestamp_ms, _ = row_times(row)
                 self._tombstone(meta.config, state, row_key, age_time_ms(timestamp_ms, stored_ms), going, now_ms)
         return going

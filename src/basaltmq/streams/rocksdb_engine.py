@@ -3,7 +3,7 @@
 Family `stream_records` has the records, `stream_record_index` the rest, a kind byte first:
 
     'N' shard                       -> the tail: next offset u64, records u64, bytes u64, largest timestamp ms i64
-    'K' shard | hash64(key) | offset -> 01 if the value is empty (a tombstone), else empty
+    'K' shard | hash64(key) | offset -> 01 if the value is null (a tombstone), else empty
     'G' shard | hash64(tag) | offset -> empty
     'T' shard | timestamp | offset   -> empty; only where the largest timestamp so far grows
     'E' expire at | shard | offset   -> empty
@@ -56,6 +56,7 @@ from basaltmq.streams.engine import EngineBase
 from basaltmq.streams.leaders import Leaders
 from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.record_row import decode_row, encode_row
+from basaltmq.streams.retention import is_tombstone
 from basaltmq.streams.rocksdb_cleaner import Cleaner
 from basaltmq.streams.shards import OFFSET_MAX, Engine, Recent, ShardConfig, ShardMeta, Shards
 from basaltmq.streams.watermark import Visible, Watermarks, done
@@ -466,7 +467,7 @@ def index_rows(shard: int, offset: int, record: Record, config: ShardConfig) -> 
     """Every index row that points to one record, the one by time apart."""
     rows: list[tuple[bytes, bytes]] = []
     if record.key is not None and config.index_keys:
-        value = b"" if record.value else TOMBSTONE
+        value = TOMBSTONE if is_tombstone(record.value) else b""
         rows.append((keys.stream_index_key(b"K", shard, hash64(record.key), offset), value))
     if record.tags and config.index_tags:
         rows += [(keys.stream_index_key(b"G", shard, hash64(tag), offset), b"") for tag in set(record.tags)]

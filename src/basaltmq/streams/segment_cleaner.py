@@ -56,6 +56,7 @@ from basaltmq.streams.retention import (
     Extent,
     Rounds,
     age_time_ms,
+    is_tombstone,
     pass_is_due,
     start_offset_after,
     tombstone_goes,
@@ -532,7 +533,7 @@ class _Judge:
             if key is not None and self._progress is not None:
                 if latest.get(key, -1) > record.offset or self._is_superseded(entry, key):
                     continue
-                if not record.value and self._tombstone_goes(record.timestamp_ms, entry):
+                if is_tombstone(record.value) and self._tombstone_goes(record.timestamp_ms, entry):
                     continue
             kept.append(record)
         return kept

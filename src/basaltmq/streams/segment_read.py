@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from basaltmq.errors import SegmentGoneError
 from basaltmq.log.columnar import OFFSET_DELTAS, ColumnBatch, directory_of
 from basaltmq.log.lane import Lane
-from basaltmq.log.record import NEVER, StoredRecord
+from basaltmq.log.record import NEVER, TIMESTAMP_MS_MAX, StoredRecord
 from basaltmq.log.run import Cut, Run, Taken, take_runs
 from basaltmq.streams.adapter import Budget
 from basaltmq.streams.index_rows import Entry
@@ -108,9 +108,11 @@ class Part:
         return self.end - self.begin if self.marks is None else sum(self.marks)
 
     def as_run(self) -> Run | None:
-        """The frame as a run of one, if all of it is meant and it has no holes."""
+        """The frame as a run of one, if all of it is meant, it has no holes, and its times need no clamping."""
         batch = self.batch
         if self.marks is not None or self.end - self.begin != batch.count or OFFSET_DELTAS in batch.extents:
+            return None
+        if batch.timestamp_max_ms > TIMESTAMP_MS_MAX:
             return None
         return Run(batch.source, self.base_offset, batch.count, batch.extents, len(batch.body), [batch.begin])
 

@@ -50,7 +50,7 @@ SCHEMA: Final = pa.schema(
         pa.field("timestamp", pa.timestamp("ms", tz="UTC")),
     ]
 )
-"""Of every staged file. No value and no time is null."""
+"""Of every staged file. No time is null."""
 
 _RUN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 

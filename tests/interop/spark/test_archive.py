@@ -17,9 +17,13 @@ from pyspark.sql import SparkSession
 
 import basaltmq
 from basaltmq.errors import InvalidArgumentError
+from basaltmq.log.record import TIMESTAMP_MS_MAX as MAX_MS
+from basaltmq.log.record import Record
 from basaltmq.pipeline.archive import ArchiveJob, archive
+from basaltmq.pipeline.audit import AuditJob, audit
 from basaltmq.pipeline.files import Files
 from basaltmq.pipeline.manifest import CHECKSUM, read_manifests
+from basaltmq.pipeline.replay import ReplayJob, replay
 
 pytestmark = [pytest.mark.spec("F2", "F3"), pytest.mark.timeout(400), pytest.mark.xdist_group("spark")]
 
@@ -98,6 +102,35 @@ def test_values_that_do_not_parse_are_kept_apart(spark: SparkSession, tmp_path: 
     ]
     bad = [row[2] for path in (root / "_rejected").rglob("*.parquet") for row in rows_of(path)]
     assert sorted(bad) == [b"not json", b'{"id": "x"}']
+
+
+def test_null_and_empty_values_are_archived_and_replayed_as_they_are(spark: SparkSession, tmp_path: Path) -> None:
+    headers = (("null", None), ("empty", b""))
+    written = [Record(b"v", b"k"), Record(None, b"k", headers), Record(b"", None), Record(None, timestamp_ms=MAX_MS)]
+    with basaltmq.open(tmp_path / "data") as db:
+        db.topic("orders").append(written)
+        db.topic("again")
+    assert archive(spark, job(tmp_path)).records == 4
+    assert [row[2] for row in archived(spark, tmp_path)] == [b"v", None, b"", None]
+    place = {"path": str(tmp_path / "data")}
+    replay(
+        spark,
+        ReplayJob(
+            topics=["orders"],
+            archive=str(tmp_path / "archive"),
+            target=place,
+            target_topic="again",
+            checkpoint=str(tmp_path / "replay"),
+        ),
+    )
+    with basaltmq.open(tmp_path / "data") as db:
+        found = sorted(db.topic("again").read(0), key=lambda each: each.offset)
+    assert [(each.value, each.key, each.headers) for each in found] == [
+        (each.value, each.key, each.headers) for each in written
+    ]
+    assert found[3].timestamp_ms == MAX_MS
+    report = audit(spark, AuditJob(path=str(tmp_path / "data"), archive=str(tmp_path / "archive")))
+    assert [each for each in report.findings if each.severity.value != "note"] == []
 
 
 def test_a_wrong_compression_is_named(spark: SparkSession, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_records_without_copies_and_the_newest_and_what_there_is(spark: SparkSes
         topic = db.topic("t", partitions=1)
         topic.append([Record(b'{"k": "%s", "n": %d}' % (key, at), key, timestamp_ms=1000 * at) for key, at in values])
         topic.append([Record(b"no json", None, timestamp_ms=1), Record(b"no json", None, timestamp_ms=2)])
-        topic.append(Record(b"", b"b", timestamp_ms=300_000))
+        topic.append(Record(None, b"b", timestamp_ms=300_000))
         db.topic("out", partitions=2)
     source, place = {"path": str(data), "subscribe": "t"}, {"path": str(data)}
 

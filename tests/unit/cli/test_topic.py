@@ -352,3 +352,17 @@ def test_memory_topics_cannot_be_read_from_another_process(basalt: Basalt, data:
         db.topic("ram", engine="memory").append(b"x")
         assert "memory of the process" in basalt("topic", "read", "ram", code=1).stderr
         assert json.loads(basalt("topic", "list", "--json").output)[0]["records"] == 0
+
+
+def test_null_values_are_read_and_appended_as_null(basalt: Basalt, data: Path) -> None:
+    with basaltmq.open(data) as db:
+        db.topic("a").append([Record(None, b"k", (("h", None),)), Record(b"", b"k")])
+        db.topic("b")
+    shown = basalt("topic", "read", "a").output
+    assert [line["value"] for line in lines(shown)] == [None, ""]
+    basalt("topic", "append", "b", stdin=shown)
+    with basaltmq.open(data) as db:
+        assert [(each.value, each.headers) for each in db.topic("b").read(0)] == [(None, (("h", None),)), (b"", ())]
+    assert "needs value or value_base64" in basalt("topic", "append", "b", stdin='{"key": "k"}\n', code=1).stderr
+    far = '{"value": "x", "timestamp_ms": 9223372036854775807}\n'
+    assert "invalid_timestamp" in basalt("topic", "append", "b", stdin=far, code=1).stderr

@@ -82,7 +82,7 @@ def test_other_types_are_cast_and_missing_times_stamped() -> None:
         }
     )
     records = from_arrow(batch, 9).records(0)
-    assert [record.value for record in records] == [b"a", b"", b"c"]
+    assert [record.value for record in records] == [b"a", None, b"c"]
     assert [record.timestamp_ms for record in records] == [1000, 9, 3000]
     assert [record.tags for record in records] == [(b"x",), (), ()]
     assert from_arrow(batch.select(["value"]), 9).timestamp_max_ms == 9
@@ -97,6 +97,8 @@ def test_other_types_are_cast_and_missing_times_stamped() -> None:
         {"value": [b"x"], "tags": [[None]]},
         {"value": [b"x"], "headers": [[{"key": None, "value": b""}]]},
         {"value": [b"x"], "timestamp": [-5]},
+        {"value": [b"x"], "timestamp": [1 << 60]},
+        {"value": [b"x"], "expire_at": [1 << 60]},
         {"value": [b"x"], "expire_at": [-5]},
         {"value": [b"x"], "timestamp": ["noon"]},
     ],

@@ -10,9 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError, UnsupportedCodecError
+from basaltmq.errors import (
+    CorruptionError,
+    InvalidArgumentError,
+    LimitExceededError,
+    TimestampRangeError,
+    UnsupportedCodecError,
+)
 from basaltmq.log import codecs, kafka
-from basaltmq.log.record import Record, StoredRecord
+from basaltmq.log.record import TIMESTAMP_MS_MAX, Record, StoredRecord
 
 KNOWN = bytes.fromhex(
     "0000000000000000 0000003b 00000001 02 0318a270 0000 00000000 0000015dff7b063c 0000015dff7b063c"
@@ -167,10 +173,31 @@ def test_wrong_counts_formats_and_times_are_refused() -> None:
         pack_into(form, changed, place, number)
         with pytest.raises(InvalidArgumentError):
             kafka.incoming(resealed(changed), 0)
-    changed = bytearray(raw)
-    pack_into(">q", changed, 27, -5)
-    with pytest.raises(InvalidArgumentError, match="1970"):
-        kafka.incoming(resealed(changed), 0)
+    for place, time_ms in ((27, -5), (35, -5), (27, TIMESTAMP_MS_MAX + 1), (35, 1 << 62)):
+        changed = bytearray(raw)
+        pack_into(">q", changed, place, time_ms)
+        with pytest.raises(TimestampRangeError, match=f"timestamp {time_ms} of a record batch is out of range"):
+            kafka.incoming(resealed(changed), 0)
+
+
+def test_a_batch_whose_header_hides_a_time_stays_readable() -> None:
+    raw = bytearray(kafka.encode_plain([Record(b"x", timestamp_ms=1), Record(b"y", timestamp_ms=1 << 60)]))
+    pack_into(">q", raw, 35, 1)
+    batch = kafka.incoming(resealed(raw), 0)
+    assert [record.timestamp_ms for record in kafka.records(batch.body)] == [1, TIMESTAMP_MS_MAX]
+    assert kafka.columns(batch.body).to_arrow(0).column("timestamp").cast("int64").to_pylist() == [1, TIMESTAMP_MS_MAX]
+
+
+def test_null_values_and_headers_stay_null() -> None:
+    plain = [Record(None, b"k", (("h", None), ("e", b"")), timestamp_ms=1), Record(b"", None, timestamp_ms=1)]
+    raw = kafka.encode_plain(plain)
+    assert [(each.value, each.key, each.headers) for each in kafka.records(raw)] == [
+        (None, b"k", (("h", None), ("e", b""))),
+        (b"", None, ()),
+    ]
+    rows = kafka.columns(raw).to_arrow(0).to_pylist()
+    assert [row["value"] for row in rows] == [None, b""]
+    assert rows[0]["headers"] == [{"key": "h", "value": None}, {"key": "e", "value": b""}]
 
 
 def test_log_append_time_is_the_brokers_for_every_record_and_under_the_checksum() -> None:

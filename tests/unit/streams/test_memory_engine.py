@@ -58,7 +58,7 @@ def test_compaction_of_a_large_shard_takes_many_bounded_steps_and_leaves_the_lat
     for offset in range(1_000):
         # One key has most of the records, as a hot one does.
         key = chance.choice([b"hot", b"hot", b"hot", b"%d" % chance.randrange(50), None])
-        value = b"" if chance.random() < 0.1 else b"v"
+        value = None if chance.random() < 0.1 else b"v"
         rig.engine.write(shard, Record(value, key, tags=(b"t%d" % (offset % 3),)))
         if key is None:
             keyless.append(offset)

@@ -27,6 +27,7 @@ REBALANCE_IN_PROGRESS: Final = 27
 TOPIC_AUTHORIZATION_FAILED: Final = 29
 GROUP_AUTHORIZATION_FAILED: Final = 30
 CLUSTER_AUTHORIZATION_FAILED: Final = 31
+INVALID_TIMESTAMP: Final = 32
 UNSUPPORTED_SASL_MECHANISM: Final = 33
 ILLEGAL_SASL_STATE: Final = 34
 UNSUPPORTED_VERSION: Final = 35
@@ -99,6 +100,7 @@ _CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (errors.StoreStalledError, REQUEST_TIMED_OUT),
     (errors.VHostDownError, COORDINATOR_NOT_AVAILABLE),
     (errors.InvalidConfigError, INVALID_CONFIG),
+    (errors.TimestampRangeError, INVALID_TIMESTAMP),
     (errors.InvalidArgumentError, INVALID_REQUEST),
     (errors.StorageError, KAFKA_STORAGE_ERROR),
 )
