@@ -22,6 +22,7 @@ BENCHES: Final = [
     "commits",
     "catalog",
     "fairness",
+    "client_latency",
     "log",
     "grpc_queues",
     "log_read",
