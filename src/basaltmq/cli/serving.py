@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -29,6 +28,7 @@ from basaltmq.broker.config import Config
 from basaltmq.broker.config_sources import Loaded, changed
 from basaltmq.broker.node import Node
 from basaltmq.broker.tls import reload_files, server_context
+from basaltmq.cli.collector import Collector
 from basaltmq.cli.listeners import AdminListener, AmqpListener, FilaListener, KafkaListener, Listener
 from basaltmq.cli.logs import Logs
 from basaltmq.cli.sockets import bind_all, raise_file_limit
@@ -97,10 +97,8 @@ class Serving:
                 _log.info("ready after %.2f s", time.monotonic() - began, extra={"ports": dict(self.ports)})
                 self._notifier.ready("serving")
                 ready(config, self.ports)
-                # What is left here stays. To look at all of it again holds the loop: 40 to 100 ms on a busy machine.
-                gc.collect()
-                gc.freeze()
-                await self._serve(node)
+                with Collector():
+                    await self._serve(node)
             finally:
                 await self._end(node)
         finally:

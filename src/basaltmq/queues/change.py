@@ -98,7 +98,16 @@ class Change:
             step()
         if self.told is not None and self.tell is not None:
             self.tell(self.told)
+        self._forget_steps()
 
     def refused(self) -> None:
         for step in reversed(self._steps_undo):
             step()
+        self._forget_steps()
+
+    def _forget_steps(self) -> None:
+        """Steps refer to their change. Without this cycle the batch is freed at once, not by the garbage collector."""
+        self._steps_before = {}
+        self._steps_after = []
+        self._steps_undo = []
+        self._steps_last = {}
