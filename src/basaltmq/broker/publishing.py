@@ -65,13 +65,15 @@ _log: Final = logging.getLogger(__name__)
 class Route:
     """Where messages of one exchange and key go."""
 
-    __slots__ = ("by_headers", "prefix", "queues", "single")
+    __slots__ = ("by_headers", "fan_out", "prefix", "queues", "single")
 
     def __init__(self, queues: Sequence[BrokerQueue], prefix: bytes, *, by_headers: bool) -> None:
         self.queues = tuple(queues)
         self.prefix = prefix
         """Exchange and key, as they stand before the properties of a stored message."""
         self.by_headers = by_headers
+        self.fan_out = len(queues)
+        """How many queues a message reaches; where headers decide, how many the last one did."""
         only = queues[0] if len(queues) == 1 and not by_headers else None
         self.single = only if only is not None and only.is_plain else None
         """The one queue, if messages need nothing special there."""
@@ -283,10 +285,7 @@ class Publishing:
 
     def _sort(self, publishes: Iterable[Publish], batch: TickBatch) -> None:
         """Route messages and make drafts of them, by queue."""
-        topology = self._topology
-        if self._routes_version != topology.version or len(self._routes) > ROUTES_MAX:
-            self._routes = {}
-            self._routes_version = topology.version
+        self._check_routes()
         if len(self._fates) > FATES_MAX:
             self._fates = {}
         routes, fates = self._routes, self._fates
@@ -318,6 +317,19 @@ class Publishing:
             if told is not None:
                 told.append(number)
 
+    def _check_routes(self) -> None:
+        """Forget routes that may be stale, or are too many."""
+        version = self._topology.version
+        if self._routes_version != version or len(self._routes) > ROUTES_MAX:
+            self._routes = {}
+            self._routes_version = version
+
+    def fan_out(self, exchange: str, key: str) -> int:
+        """How many queues a message to this exchange and key is expected to reach, at least 1."""
+        self._check_routes()
+        route = self._routes.get((exchange, key)) or self._learn_route(exchange, key)
+        return route.fan_out or 1
+
     def _learn_route(self, exchange: str, key: str) -> Route:
         route = self._routes[exchange, key] = self.route(exchange, key)
         return route
@@ -343,6 +355,7 @@ class Publishing:
             headers = properties.parse(raw).headers
             if route.by_headers or "CC" in headers or "BCC" in headers:
                 queues = self._queues_of(exchange, routing_keys(key, headers), headers)
+                route.fan_out = len(queues)
                 if "BCC" in headers:
                     raw = without_bcc(raw)
         if not queues:

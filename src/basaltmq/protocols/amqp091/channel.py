@@ -7,8 +7,8 @@ that were not settled go back to their places, an open transaction is forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from basaltmq.broker import properties
 from basaltmq.broker.consumer import Consumer, Delivered
@@ -25,7 +25,7 @@ from basaltmq.protocols.amqp091.errors import (
     ChannelFault,
     ConnectionFault,
 )
-from basaltmq.protocols.amqp091.events import Published
+from basaltmq.protocols.amqp091.events import Message, Published
 from basaltmq.protocols.amqp091.outbox import write_content
 from basaltmq.protocols.amqp091.subscriptions import Subscription, Subscriptions
 from basaltmq.protocols.amqp091.transactions import Transaction
@@ -45,7 +45,13 @@ CHECKED_BYTES_MAX: Final = 256
 IMPERSONATOR: Final = "impersonator"
 """The tag of users who may publish in the name of others."""
 
-Handler = Callable[["Channel", Any], None]
+DRAFTS_MAX: Final = 500
+"""Queue entries that one step of a publisher becomes: some milliseconds of the turn's batch."""
+
+Work: TypeAlias = Iterator[bool]
+"""A method in portions. True: the next portion may follow at once. False: wait for the next turn."""
+
+Handler = Callable[["Channel", Any], Work | None]
 
 
 class Channel:
@@ -68,10 +74,6 @@ class Channel:
         self.reply_subscription: Subscription | None = None
         self.published = self.delivered = self.acked = 0
 
-    def handle(self, method: m.Method) -> None:
-        """Do what the client asks for."""
-        self.connection.handlers[type(method)](self, method)
-
     def send(self, method: m.Method) -> None:
         self.session.send(self.number, method)
 
@@ -87,8 +89,12 @@ class Channel:
             raise ChannelFault(NOT_FOUND, "no previously declared queue", method.number)
         return self.last_queue
 
-    def publish(self, event: Published) -> None:
-        """Messages that came one after the other. What came before one that is refused is published all the same."""
+    def publish(self, event: Published) -> tuple[list[Message], int]:
+        """Messages that came one after the other. What came before one that is refused is published all the same.
+
+        Returns the messages that are left for later, because those before them go to many queues, and how many queue
+        entries the others become.
+        """
         self.connection.is_publisher = True
         known = self.connection.checked_properties
         confirms = self.confirms
@@ -96,16 +102,23 @@ class Channel:
         route: m.BasicPublish | None = None
         exchange = routing_key = ""
         mandatory = to_channel = False
+        fan_out = drafts = 0
         messages: list[Publish] = []
+        rest: list[Message] = []
         try:
-            for method, raw, body in event.messages:
+            for at, (method, raw, body) in enumerate(event.messages):
                 if method is not route:
                     to_channel = self._check_route(method)
                     route = method
                     exchange, routing_key, mandatory = method.exchange, method.routing_key, method.mandatory
+                    fan_out = 1 if to_channel else self.vhost.publishing.fan_out(exchange, routing_key)
+                if drafts >= DRAFTS_MAX:
+                    rest = event.messages[at:]
+                    break
                 if raw not in known:
                     raw = self._check_properties(raw)
                 number += step
+                drafts += fan_out
                 if to_channel:
                     self._publish_reply(method, raw, body, number)
                 else:
@@ -118,6 +131,7 @@ class Channel:
                 self.transaction.publish(messages)
             elif messages:
                 self.vhost.publish_many(messages)
+        return rest, drafts
 
     def _check_route(self, method: m.BasicPublish) -> bool:
         """Whether the user may publish there; True if the route leads to a channel that waits for answers."""

@@ -5,6 +5,10 @@ read. A client that does not read: above `WRITE_HIGH_BYTES` waiting for it its c
 grows is only answers to what it asks for; above `WRITE_STOP_BYTES` it is not read either until it has caught up. So
 neither side waits for the other, and what a connection holds is bounded.
 
+Fairness. A connection handles input for its share of a turn (broker/loop_shares.py). It keeps the rest, is not read
+meanwhile, and goes on in the next turn. A method that takes long is a handler that returns its work in portions
+(`Work`); what the client sent behind it waits for its end.
+
 A connection that broke the protocol is told why and is given `CLOSE_S` to answer; then it is cut off.
 """
 
@@ -15,9 +19,13 @@ import logging
 import socket
 import ssl
 import time
+from collections import deque
+from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from basaltmq.broker.amqp_table import Table
+from basaltmq.broker.loop_shares import DRAFT_S
 from basaltmq.broker.peer import Peer, peer_at
 from basaltmq.broker.users import User
 from basaltmq.broker.vhost import VHost
@@ -25,7 +33,7 @@ from basaltmq.errors import AuthenticationError, BasaltError
 from basaltmq.protocols.amqp091 import methods as m
 from basaltmq.protocols.amqp091 import sasl
 from basaltmq.protocols.amqp091.capabilities import ClientCapabilities
-from basaltmq.protocols.amqp091.channel import Channel
+from basaltmq.protocols.amqp091.channel import Channel, Work
 from basaltmq.protocols.amqp091.errors import (
     ACCESS_REFUSED,
     CONNECTION_FORCED,
@@ -59,6 +67,10 @@ WRITE_HIGH_BYTES: Final = 1 << 20
 WRITE_LOW_BYTES: Final = 256 << 10
 WRITE_STOP_BYTES: Final = 16 << 20
 """Above this the connection is not read: room for the answers to a pipeline of requests, no more."""
+
+READ_BYTES_LARGE: Final = 128 << 10
+"""After a read of this size the socket waits for the next turn. libuv repeats a read that fills its buffer of 256,000
+bytes up to 32 times in one turn."""
 
 CLOSE_S: Final = 5
 """A client has this long to answer connection.close."""
@@ -96,6 +108,13 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._flush_is_due = False
         self._is_walking = False
+        self._events: Iterator[Event] | None = None
+        """What is left of the input that is being handled."""
+        self._inbox: deque[bytes] = deque()
+        """Input behind it: what a TLS transport had decrypted before reading stopped."""
+        self._work: tuple[Channel, m.Method, Work] | None = None
+        """A method that is not done yet."""
+        self._is_behind = False
         self._holds: set[str] = set()
         """Why the socket is not read."""
         self._blocked_told = False
@@ -128,22 +147,81 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.heard = True
         self.received_bytes += len(data)
+        if self._events is not None:
+            self._inbox.append(data)
+            return
+        self._events = self.session.receive(data)
+        self._walk(is_large=len(data) >= READ_BYTES_LARGE)
+
+    def _walk(self, *, is_large: bool = False) -> None:
+        """Handle input until it ends or this connection's share of the turn does."""
+        if self._transport is None:
+            return
+        shares = self.server.shares
+        shares.begin(was_behind=self._is_behind)
         self._is_walking = True
+        has_more = False
         try:
-            for event in self.session.receive(data):
-                self._handle(event)
+            has_more = self._handle_share()
         except Exception as error:
+            self._events = self._work = None
+            self._inbox.clear()
             self.broke(error)
         finally:
             self._is_walking = False
+            self._is_behind = has_more
+            shares.end(has_more=has_more)
+        if has_more or is_large:
+            self.hold("turn")
+            self.server.loop.call_soon(self._walk)
+        elif "turn" in self._holds:
+            self.release("turn")
         self._flush()
 
-    def _handle(self, event: Event) -> None:
+    def _handle_share(self) -> bool:
+        """Handle events; True if some are left."""
+        shares = self.server.shares
+        while True:
+            if self._work is not None and not self._go_on():
+                return True
+            if self._events is None:
+                if not self._inbox:
+                    return False
+                self._events = self.session.receive(self._inbox.popleft())
+            for event in self._events:
+                later_s = self._handle(event)
+                if self._work is not None:
+                    break
+                if shares.is_over(later_s):
+                    return True
+            else:
+                self._events = None
+
+    def _go_on(self) -> bool:
+        """Do portions of a method that takes long; True if it is done."""
+        assert self._work is not None
+        channel, method, work = self._work
+        shares = self.server.shares
+        try:
+            for can_go_on in work:
+                if not can_go_on or shares.is_over():
+                    return False
+        except Fault as fault:
+            self._work = None
+            self.refuse(channel.number, fault)
+        except BasaltError as error:
+            self._work = None
+            self.refuse(channel.number, fault_of(error, method.number))
+        self._work = None
+        return True
+
+    def _handle(self, event: Event) -> float:
+        """Do what an event asks for; the time in seconds that it takes later in the turn."""
         match event:
             case Published():
                 channel = self.channels.get(event.channel)
                 if channel is not None:
-                    self._do(channel, event)
+                    return self._publish(channel, event)
             case Received():
                 if event.channel:
                     self._channel_method(event.channel, event.method)
@@ -163,6 +241,7 @@ class Connection(asyncio.Protocol):
             case HeaderRefused():
                 _log.warning("%s: speaks something else: %r", self.name, event.got)
                 self._finish()
+        return 0.0
 
     def _channel_method(self, number: int, method: m.Method) -> None:
         if type(method) is m.ChannelOpen:
@@ -176,19 +255,31 @@ class Connection(asyncio.Protocol):
             if channel is not None:
                 self._do(channel, method)
 
-    def _do(self, channel: Channel, what: m.Method | Published) -> None:
+    def _publish(self, channel: Channel, event: Published) -> float:
         try:
-            if isinstance(what, Published):
-                channel.publish(what)
-                if self.server.blocked and (reason := self.server.blocked.get(self.vhost.name)) is not None:
-                    self.hold_publisher(reason)
-            else:
-                self.handlers[type(what)](channel, what)
+            rest, drafts = channel.publish(event)
+            if rest:
+                assert self._events is not None
+                self._events = chain([Published(event.channel, rest)], self._events)
+            if self.server.blocked and (reason := self.server.blocked.get(self.vhost.name)) is not None:
+                self.hold_publisher(reason)
+            return drafts * DRAFT_S
         except Fault as fault:
             self.refuse(channel.number, fault)
         except BasaltError as error:
-            number = m.BasicPublish.number if isinstance(what, Published) else what.number
-            self.refuse(channel.number, fault_of(error, number))
+            self.refuse(channel.number, fault_of(error, m.BasicPublish.number))
+        return 0.0
+
+    def _do(self, channel: Channel, method: m.Method) -> None:
+        try:
+            work = self.handlers[type(method)](channel, method)
+        except Fault as fault:
+            self.refuse(channel.number, fault)
+        except BasaltError as error:
+            self.refuse(channel.number, fault_of(error, method.number))
+        else:
+            if work is not None:
+                self._work = (channel, method, work)
 
     def refuse(self, number: int, fault: Fault) -> None:
         """End a channel, or the connection, with a fault."""
@@ -362,6 +453,11 @@ class Connection(asyncio.Protocol):
             self._task.cancel()
         self.session.phase = Phase.CLOSED
         self._transport = None
+        self._events = self._work = None
+        self._inbox.clear()
+        if self._is_behind:
+            self._is_behind = False
+            self.server.shares.left()
         self._end_channels()
         if self._vhost is not None:
             try:
@@ -429,7 +525,7 @@ class Connection(asyncio.Protocol):
                 self.silent_s = 0
 
     def _release_all_holds(self) -> None:
-        for why in list(self._holds - {"step"}):
+        for why in list(self._holds - {"step", "turn"}):
             self.release(why)
 
     def hold_publisher(self, reason: str) -> None:

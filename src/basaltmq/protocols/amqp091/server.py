@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from basaltmq.broker.loop_shares import LoopShares
 from basaltmq.broker.node import Node
 from basaltmq.protocols.amqp091 import consuming, topology, transactions
 from basaltmq.protocols.amqp091 import methods as m
@@ -54,12 +55,14 @@ class Server:
         product: str = PRODUCT,
         token: Callable[[], str] = random_token,
         connections_max: int = CONNECTIONS_MAX,
+        shares: LoopShares | None = None,
     ) -> None:
         self.node = node
         self.limits = limits or Limits()
         self.properties = server_properties(cluster_name, product)
         self.token = token
         self.connections_max = connections_max
+        self.shares = shares or LoopShares()
         self.replies = ReplyTo(token)
         self.connections: set[Connection] = set()
         self.blocked: dict[str, str] = {}

@@ -63,6 +63,9 @@ from basaltmq.protocols.amqp091.tuning import Limits, Tuning
 PUBLISH_MEMO_MAX: Final = 512
 """Routes remembered per connection: more than a publisher uses at a time; a full memo is emptied, 100 KiB at most."""
 
+PUBLISHES_BYTES_MAX: Final = 32 << 10
+"""Publishes that one event holds: a few hundred small ones, so that their connection can stop in between."""
+
 _METHOD_ID: Final = Struct(">I")
 _SIZE: Final = Struct(">I")
 _CONTENT_HEAD_BYTES: Final = CONTENT_HEAD.size
@@ -174,8 +177,10 @@ class Session:
         self, data: bytes, at: int, content_at: int, state: ChannelState, method: m.BasicPublish
     ) -> tuple[list[Message], int]:
         """The publishes from `at` on, on one channel and by known routes, that lie in the buffer as a whole, and where
-        they end. Whatever is not quite as it should be is left to the walk frame by frame."""
+        they end: as many as make one event. Whatever is not quite as it should be is left to the walk frame by
+        frame."""
         end = len(data)
+        until = at + PUBLISHES_BYTES_MAX
         number = state.number
         method_frame = data[at:content_at]
         method_bytes = content_at - at
@@ -183,7 +188,7 @@ class Session:
         content_head_of, begins = CONTENT_HEAD.unpack_from, data.startswith
         body_head, body_head_for = b"", -1
         messages: list[Message] = []
-        while True:
+        while at < until:
             start = at + method_bytes
             if start + _CONTENT_HEAD_BYTES > end:
                 break
