@@ -120,7 +120,8 @@ def _broker(folder: Path) -> Iterator[tuple[int, Target]]:
         try:
             until = time.monotonic() + START_S
             while not (found := READY.search(log.read_text())):
-                assert process.poll() is None and time.monotonic() < until, log.read_text()
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < until, log.read_text()
                 time.sleep(0.05)
             yield process.pid, Target(**json.loads(found[1]))
         finally:

@@ -32,6 +32,9 @@ class Destination(NamedTuple):
     name: str
 
 
+Identity: TypeAlias = tuple[str, Destination, str, int]
+
+
 class Binding(NamedTuple):
     """A way from an exchange. Two bindings of one identity are one."""
 
@@ -45,7 +48,7 @@ class Binding(NamedTuple):
     """Both ends survive a restart, so the binding does."""
 
     @property
-    def identity(self) -> tuple[str, Destination, str, int]:
+    def identity(self) -> Identity:
         return self.source, self.destination, self.routing_key, self.number
 
 
@@ -171,18 +174,64 @@ def wanted_headers(arguments: Arguments) -> _Wanted:
     return _Wanted(tuple(fields), mode.startswith("any"))
 
 
+Place: TypeAlias = tuple[str, bool, object] | str
+"""Where a header is looked up: name, whether the value is a bool (True is not 1), value; or the name alone."""
+
+
+def _place(name: str, value: object) -> Place:
+    try:
+        hash(value)
+    except TypeError:
+        # A table or an array.
+        return name
+    return name if value is None else (name, isinstance(value, bool), value)
+
+
 class HeadersTable:
+    """Bindings by the headers they ask for, so that a message is compared only with those that may take it.
+
+    A binding that asks for any of its headers is found by each of them. One that asks for all is found by one of them:
+    the one that the fewest other bindings are found by.
+    """
+
     def __init__(self) -> None:
-        self._wanted: dict[tuple[str, Destination, str, int], tuple[_Wanted, Destination]] = {}
+        self._places: dict[Identity, tuple[Place, ...]] = {}
+        self._found_at: dict[Place, dict[Identity, tuple[_Wanted, Destination]]] = {}
+        self._always = _Counted()
+        """Destinations of bindings that ask for all of no headers."""
 
     def add(self, binding: Binding) -> None:
-        self._wanted[binding.identity] = (wanted_headers(binding.arguments), binding.destination)
+        wanted = wanted_headers(binding.arguments)
+        places = {_place(name, value) for name, value in wanted.fields}
+        if not wanted.is_any:
+            if not places:
+                self._always.add(binding.destination)
+            places = set(sorted(places, key=lambda place: len(self._found_at.get(place, ())))[:1])
+        self._places[binding.identity] = tuple(places)
+        for place in places:
+            self._found_at.setdefault(place, {})[binding.identity] = (wanted, binding.destination)
 
     def remove(self, binding: Binding) -> None:
-        del self._wanted[binding.identity]
+        places = self._places.pop(binding.identity)
+        for place in places:
+            found = self._found_at[place]
+            del found[binding.identity]
+            if not found:
+                del self._found_at[place]
+        if not places and not wanted_headers(binding.arguments).is_any:
+            self._always.remove(binding.destination)
 
     def match(self, keys: Iterable[str], headers: Arguments) -> set[Destination]:
-        return {destination for wanted, destination in self._wanted.values() if wanted.is_met(headers)}
+        reached = set(self._always.counts)
+        for name, value in headers.items():
+            for place in {name, _place(name, value)}:
+                for wanted, destination in self._found_at.get(place, _NOTHING).values():
+                    if destination not in reached and wanted.is_met(headers):
+                        reached.add(destination)
+        return reached
+
+
+_NOTHING: Final[Mapping[Identity, tuple[_Wanted, Destination]]] = {}
 
 
 _TABLES: Final[Mapping[ExchangeType, type[Table]]] = {
@@ -230,7 +279,7 @@ class Exchange:
         """Where messages go that no binding takes: by argument, else by policy."""
         self.policy: str | None = None
         """The name of the policy in force."""
-        self.bindings: dict[tuple[str, Destination, str, int], Binding] = {}
+        self.bindings: dict[Identity, Binding] = {}
         self.published = 0
         self.table: Table = _TABLES[kind]()
 
