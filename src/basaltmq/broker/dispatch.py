@@ -9,6 +9,7 @@ batch.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
@@ -22,7 +23,10 @@ from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.plane import QueuePlane
 
 QUEUES_PER_TURN: Final = 64
-"""Served in one turn of the loop: with full pieces some tens of milliseconds, and others wait for theirs."""
+"""Queues served in one turn of the loop, at most."""
+
+SERVE_S: Final = 0.005
+"""Time for deliveries per turn. At least one queue is served: with a full piece of large messages some milliseconds."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -30,8 +34,15 @@ _log: Final = logging.getLogger(__name__)
 class Dispatch:
     """The queues that may have something for somebody."""
 
-    def __init__(self, plane: QueuePlane, *, settle: Callable[[Settlement], None]) -> None:
+    def __init__(
+        self,
+        plane: QueuePlane,
+        *,
+        settle: Callable[[Settlement], None],
+        clock_s: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._plane = plane
+        self._clock_s = clock_s
         self._settle = settle
         self._waiting: dict[BrokerQueue, None] = {}
 
@@ -50,7 +61,10 @@ class Dispatch:
 
         False if the store is behind and somebody has to wait for it.
         """
-        for queue in list(islice(self._waiting, QUEUES_PER_TURN)):
+        until_s = self._clock_s() + SERVE_S
+        for number, queue in enumerate(list(islice(self._waiting, QUEUES_PER_TURN))):
+            if number and self._clock_s() >= until_s:
+                break
             if queue not in self._waiting:
                 # Another's delivery, a moment ago, had it deleted.
                 continue
@@ -90,7 +104,8 @@ class Dispatch:
         queue.weigh(found)
         queue.delivered += len(found)
         if len(found) < count:
-            queue.has_ready = False
+            # Nothing more, or the next ones exceed LEASE_BYTES.
+            queue.has_ready = self._plane.has_ready(queue.name)
         self._share(queue, line, found)
         return queue.has_ready
 

@@ -211,6 +211,11 @@ class QueuePlane:
             counts["leased"] = len(queue.leases)
             return counts
 
+    def has_ready(self, name: str) -> bool:
+        """Whether a queue has messages that are neither leased nor delayed."""
+        with self._lock:
+            return len(self._queue(name)) > 0
+
     def fairness_keys(self, name: str) -> tuple[int, list[FairnessKey]]:
         """How many fairness keys have something ready, and how they stand (the first of them, if they are many)."""
         with self._lock:

@@ -36,6 +36,22 @@ def test_consumers_take_turns_message_by_message() -> None:
 
 
 @pytest.mark.spec("E8")
+@pytest.mark.promise("P12")
+def test_a_backlog_of_large_messages_is_delivered_whole() -> None:
+    async def test(vhost: VHost) -> None:
+        vhost.declare_queue("q", durable=True)
+        large = [b"%d" % number * (3 << 20) for number in range(3)]
+        publish(vhost, FakePublisher(), "q", *large)
+        await turns()
+        sink = FakeSink(vhost)
+        vhost.subscribe("q", sink, tag="c", no_ack=True)
+        await until(lambda: len(sink.got) == 3)
+        assert sink.payloads() == large
+
+    run(test)
+
+
+@pytest.mark.spec("E8")
 def test_nobody_gets_more_than_credit_and_credit_brings_more() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("q", durable=True)

@@ -5,9 +5,8 @@ read. A client that does not read: above `WRITE_HIGH_BYTES` waiting for it its c
 grows is only answers to what it asks for; above `WRITE_STOP_BYTES` it is not read either until it has caught up. So
 neither side waits for the other, and what a connection holds is bounded.
 
-Fairness. A connection handles input for its share of a turn (broker/loop_shares.py). It keeps the rest, is not read
-meanwhile, and goes on in the next turn. A method that takes long is a handler that returns its work in portions
-(`Work`); what the client sent behind it waits for its end.
+Fairness. A connection handles input for its share of a turn (input.py, broker/loop_shares.py). It keeps the rest, is
+not read meanwhile, and goes on in the next turn.
 
 A connection that broke the protocol is told why and is given `CLOSE_S` to answer; then it is cut off.
 """
@@ -19,9 +18,6 @@ import logging
 import socket
 import ssl
 import time
-from collections import deque
-from collections.abc import Iterator
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from basaltmq.broker.amqp_table import Table
@@ -33,7 +29,7 @@ from basaltmq.errors import AuthenticationError, BasaltError
 from basaltmq.protocols.amqp091 import methods as m
 from basaltmq.protocols.amqp091 import sasl
 from basaltmq.protocols.amqp091.capabilities import ClientCapabilities
-from basaltmq.protocols.amqp091.channel import Channel, Work
+from basaltmq.protocols.amqp091.channel import Channel
 from basaltmq.protocols.amqp091.errors import (
     ACCESS_REFUSED,
     CONNECTION_FORCED,
@@ -55,6 +51,7 @@ from basaltmq.protocols.amqp091.events import (
     Received,
 )
 from basaltmq.protocols.amqp091.frames import HEARTBEAT_FRAME
+from basaltmq.protocols.amqp091.input import Input
 from basaltmq.protocols.amqp091.session import Session
 from basaltmq.protocols.amqp091.states import Phase
 
@@ -108,13 +105,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._flush_is_due = False
         self._is_walking = False
-        self._events: Iterator[Event] | None = None
-        """What is left of the input that is being handled."""
-        self._inbox: deque[bytes] = deque()
-        """Input behind it: what a TLS transport had decrypted before reading stopped."""
-        self._work: tuple[Channel, m.Method, Work] | None = None
-        """A method that is not done yet."""
-        self._is_behind = False
+        self._input = Input(self.session, server.shares)
         self._holds: set[str] = set()
         """Why the socket is not read."""
         self._blocked_told = False
@@ -147,30 +138,22 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.heard = True
         self.received_bytes += len(data)
-        if self._events is not None:
-            self._inbox.append(data)
-            return
-        self._events = self.session.receive(data)
-        self._walk(is_large=len(data) >= READ_BYTES_LARGE)
+        if self._input.add(data):
+            self._walk(is_large=len(data) >= READ_BYTES_LARGE)
 
     def _walk(self, *, is_large: bool = False) -> None:
         """Handle input until it ends or this connection's share of the turn does."""
         if self._transport is None:
             return
-        shares = self.server.shares
-        shares.begin(was_behind=self._is_behind)
         self._is_walking = True
         has_more = False
         try:
-            has_more = self._handle_share()
+            has_more = self._input.take(self)
         except Exception as error:
-            self._events = self._work = None
-            self._inbox.clear()
+            self._input.drop()
             self.broke(error)
         finally:
             self._is_walking = False
-            self._is_behind = has_more
-            shares.end(has_more=has_more)
         if has_more or is_large:
             self.hold("turn")
             self.server.loop.call_soon(self._walk)
@@ -178,44 +161,7 @@ class Connection(asyncio.Protocol):
             self.release("turn")
         self._flush()
 
-    def _handle_share(self) -> bool:
-        """Handle events; True if some are left."""
-        shares = self.server.shares
-        while True:
-            if self._work is not None and not self._go_on():
-                return True
-            if self._events is None:
-                if not self._inbox:
-                    return False
-                self._events = self.session.receive(self._inbox.popleft())
-            for event in self._events:
-                later_s = self._handle(event)
-                if self._work is not None:
-                    break
-                if shares.is_over(later_s):
-                    return True
-            else:
-                self._events = None
-
-    def _go_on(self) -> bool:
-        """Do portions of a method that takes long; True if it is done."""
-        assert self._work is not None
-        channel, method, work = self._work
-        shares = self.server.shares
-        try:
-            for can_go_on in work:
-                if not can_go_on or shares.is_over():
-                    return False
-        except Fault as fault:
-            self._work = None
-            self.refuse(channel.number, fault)
-        except BasaltError as error:
-            self._work = None
-            self.refuse(channel.number, fault_of(error, method.number))
-        self._work = None
-        return True
-
-    def _handle(self, event: Event) -> float:
+    def handle(self, event: Event) -> float:
         """Do what an event asks for; the time in seconds that it takes later in the turn."""
         match event:
             case Published():
@@ -259,8 +205,7 @@ class Connection(asyncio.Protocol):
         try:
             rest, drafts = channel.publish(event)
             if rest:
-                assert self._events is not None
-                self._events = chain([Published(event.channel, rest)], self._events)
+                self._input.put_back(Published(event.channel, rest))
             if self.server.blocked and (reason := self.server.blocked.get(self.vhost.name)) is not None:
                 self.hold_publisher(reason)
             return drafts * DRAFT_S
@@ -279,7 +224,7 @@ class Connection(asyncio.Protocol):
             self.refuse(channel.number, fault_of(error, method.number))
         else:
             if work is not None:
-                self._work = (channel, method, work)
+                self._input.begin(channel, method, work)
 
     def refuse(self, number: int, fault: Fault) -> None:
         """End a channel, or the connection, with a fault."""
@@ -453,11 +398,7 @@ class Connection(asyncio.Protocol):
             self._task.cancel()
         self.session.phase = Phase.CLOSED
         self._transport = None
-        self._events = self._work = None
-        self._inbox.clear()
-        if self._is_behind:
-            self._is_behind = False
-            self.server.shares.left()
+        self._input.drop()
         self._end_channels()
         if self._vhost is not None:
             try:
