@@ -31,6 +31,11 @@ class LoopCommit(GroupCommit):
     def wait_durable(self) -> None:
         """What was written is as durable as a write; the loop does not stand still for more."""
 
+    def sync_in_thread(self) -> None:
+        """Leave the next sync to the thread: there is much to write."""
+        with self._lock:
+            self._time.away = max(1, self._time.away)
+
     def resolve_durable(self, loop: asyncio.AbstractEventLoop, futures: list[asyncio.Future[None]]) -> None:
         with self._lock:
             self._require_open()

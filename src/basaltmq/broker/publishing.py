@@ -27,6 +27,7 @@ from typing import Any, Final, Protocol
 from basaltmq.broker import amqp_table, properties
 from basaltmq.broker.consumer import wanted
 from basaltmq.broker.death import MAXLEN, Death, routing_keys
+from basaltmq.broker.loop_commit import LoopCommit
 from basaltmq.broker.properties import PERSISTENT, Peek
 from basaltmq.broker.queue import BrokerQueue
 from basaltmq.broker.tick_batch import ACK, REQUEUE, Publish, Publisher, Settlement, TickBatch
@@ -37,7 +38,6 @@ from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.after_sync import AfterSync
-from basaltmq.store.commit import GroupSync
 
 ROUTES_MAX: Final = 16_384
 """Routes remembered; with usual names a few MiB. Past it all are forgotten and found again."""
@@ -51,6 +51,9 @@ FATE_BYTES_MAX: Final = 512
 BATCH_MESSAGES_MAX: Final = 5000
 BATCH_BYTES_MAX: Final = 32 << 20
 """A turn that gathered more is several batches, so that none outgrows the store's limit."""
+
+SYNC_HERE_BYTES_MAX: Final = 512 << 10
+"""Bodies in a batch that the loop may sync by itself. More take longer than a turn may: 10 MB about 50 ms."""
 
 SHARE_BYTES_MIN: Final = 256
 """Bodies from here on are stored once for all queues of a fan-out; smaller ones are copied."""
@@ -93,7 +96,7 @@ class Publishing:
     def __init__(
         self,
         plane: QueuePlane,
-        commit: GroupSync,
+        commit: LoopCommit,
         topology: Topology,
         queues: dict[str, BrokerQueue],
         streams: StreamAppend,
@@ -128,7 +131,9 @@ class Publishing:
     def flush(self) -> bool:
         """Apply what was gathered; False if the store is behind and it has to wait."""
         while self.pending or self.settlements:
-            publishes, rest = _cut(self.pending)
+            publishes, rest, size_bytes = _cut(self.pending)
+            if size_bytes > SYNC_HERE_BYTES_MAX:
+                self._commit.sync_in_thread()
             settlements = self.settlements
             self.pending, self.settlements = rest, []
             try:
@@ -507,13 +512,14 @@ def without_bcc(raw: bytes) -> bytes:
     return properties.encode(parsed)
 
 
-def _cut(pending: list[Publish]) -> tuple[list[Publish], list[Publish]]:
-    """As many messages as make one batch, and the rest."""
-    if len(pending) <= BATCH_MESSAGES_MAX and sum([len(each[4]) for each in pending]) <= BATCH_BYTES_MAX:
-        return pending, []
-    size = 0
+def _cut(pending: list[Publish]) -> tuple[list[Publish], list[Publish], int]:
+    """As many messages as make one batch, the rest, and the bytes of the batch's bodies."""
+    size_bytes = sum([len(each[4]) for each in pending])
+    if len(pending) <= BATCH_MESSAGES_MAX and size_bytes <= BATCH_BYTES_MAX:
+        return pending, [], size_bytes
+    size_bytes = 0
     for index, each in enumerate(pending):
-        size += len(each[4])
-        if index and (size > BATCH_BYTES_MAX or index >= BATCH_MESSAGES_MAX):
-            return pending[:index], pending[index:]
-    return pending, []
+        if index and (size_bytes + len(each[4]) > BATCH_BYTES_MAX or index >= BATCH_MESSAGES_MAX):
+            return pending[:index], pending[index:], size_bytes
+        size_bytes += len(each[4])
+    return pending, [], size_bytes

@@ -163,3 +163,17 @@ def test_a_failed_sync_confirms_nothing_and_poisons_the_store(watched: Watched) 
     asyncio.run(work())
     with pytest.raises(StorageError):
         watched.store.sync()
+
+
+@pytest.mark.promise("P13")
+def test_a_large_sync_is_the_threads_and_the_next_one_the_loops_again(watched: Watched) -> None:
+    async def work() -> None:
+        commit = commit_of(watched)
+        commit.sync_in_thread()
+        await asyncio.wait_for(commit.durable(), WAIT_S)
+        await asyncio.wait_for(commit.durable(), WAIT_S)
+        await asyncio.to_thread(commit.close)
+        assert watched.threads[0] != here()
+        assert watched.threads[1] == here()
+
+    asyncio.run(work())
