@@ -1,7 +1,8 @@
 """Metrics for Prometheus: per virtual host at /metrics, per queue and connection at /metrics/per-object.
 
 The number of series at /metrics grows with virtual hosts only. Per-object metrics are made on request and end at a
-limit, which a metric of its own tells: a monitor should not be what breaks a broker with a million queues.
+limit, which a metric of its own tells: a monitor should not be what breaks a broker with a million queues. They show
+names of queues and addresses of clients, so they always need a user with the tag `monitoring`.
 """
 
 from __future__ import annotations
@@ -67,25 +68,23 @@ class Metrics:
     def routes(self) -> list[Route]:
         return [
             Route("GET", "/metrics", self.summed, "Metrics per virtual host, for Prometheus.", Access.PUBLIC),
-            Route("GET", "/metrics/per-object", self.per_object, "Metrics per queue and connection.", Access.PUBLIC),
+            Route(
+                "GET", "/metrics/per-object", self.per_object, "Metrics per queue and connection.", Access.MONITORING
+            ),
         ]
 
-    async def _allow(self, call: Call) -> None:
+    async def summed(self, call: Call) -> Response:
         """Whether somebody without a password may look is a setting."""
         if not self._is_public():
             user = await self._authenticator.user(call.request)
             if not allowed(user.tags, Access.MONITORING):
                 raise HttpError(403, f"user {user.name!r} needs the tag monitoring")
-
-    async def summed(self, call: Call) -> Response:
-        await self._allow(call)
         vhosts = self._scope.up()
         sums = [(vhost, await self._totals.of(vhost)) for vhost in vhosts]
         metrics = [*self._process(), *self._node(), *_summed(sums), *await _stores(vhosts)]
         return Response(200, expose(metrics), CONTENT_TYPE)
 
     async def per_object(self, call: Call) -> Response:
-        await self._allow(call)
         rows: list[tuple[dict[str, str], Totals]] = []
         left = OBJECTS_MAX
         turns = Turns()

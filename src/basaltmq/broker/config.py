@@ -137,7 +137,9 @@ class AdminListener(Section, frozen=True):
         ByteCount, setting("Largest request body; definitions of a large broker are the reason for its size.")
     ] = ByteCount(64 * MIB)
     connections_max: Annotated[int, setting("Connections at once; more are refused with 503.", ge=1)] = 256
-    metrics_public: Annotated[bool, setting("Serve /metrics without a password.", reload=Reload.LIVE)] = True
+    metrics_public: Annotated[
+        bool, setting("Serve /metrics without a password. /metrics/per-object needs one.", reload=Reload.LIVE)
+    ] = True
 
 
 class FilaListener(Section, frozen=True):

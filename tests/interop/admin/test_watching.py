@@ -13,19 +13,21 @@ from tests.interop.server import POLL_S, Broker
 from basaltmq.cli.api_client import path
 
 SAMPLE = re.compile(r'^([a-z_]+)(\{(?:[a-z_]+="(?:[^"\\\n]|\\.)*",?)*\})? (-?[0-9.e+-]+)$')
+GUEST = "Basic Z3Vlc3Q6Z3Vlc3Q="
 
 
-def fetch(broker: Broker, target: str) -> tuple[int, str, str]:
+def fetch(broker: Broker, target: str, authorization: str | None = None) -> tuple[int, str, str]:
     connection = http.client.HTTPConnection("127.0.0.1", broker.port("admin"), timeout=30)
-    connection.request("GET", target)
+    headers = {} if authorization is None else {"Authorization": authorization}
+    connection.request("GET", target, headers=headers)
     response = connection.getresponse()
     answer = (response.status, response.getheader("Content-Type") or "", response.read().decode())
     connection.close()
     return answer
 
 
-def metrics(broker: Broker, target: str) -> dict[str, float]:
-    status, kind, text = fetch(broker, target)
+def metrics(broker: Broker, target: str, authorization: str | None = None) -> dict[str, float]:
+    status, kind, text = fetch(broker, target, authorization)
     assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
     found: dict[str, float] = {}
     typed: set[str] = set()
@@ -97,7 +99,8 @@ def test_metrics_count_per_virtual_host_and_per_queue_only_on_request(broker: Br
     found = metrics(broker, "/metrics")
     assert found["basalt_messages_published_total" + labels] == 3, "a counter never falls"
     assert found["basalt_messages_acked_total" + labels] == 1
-    each = metrics(broker, "/metrics/per-object")
+    assert fetch(broker, "/metrics/per-object")[0] == 401, "names of queues are not for everybody"
+    each = metrics(broker, "/metrics/per-object", GUEST)
     assert each[r'basalt_detailed_queue_messages_ready{vhost="odd\"\\\n",queue="q"}'] == 0
     assert each["basalt_objects_left_out"] == 0
     broker.call("DELETE", path("vhosts", 'odd"\\\n'))
