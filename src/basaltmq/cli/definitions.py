@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from typing import Any, BinaryIO, Final
 
 import click
@@ -26,13 +28,29 @@ def _where(vhost: str | None) -> str:
 
 
 @definitions.command("export")
-@click.argument("target", type=click.File("wb"), default="-")
+@click.argument("target", type=click.Path(dir_okay=False, allow_dash=True), default="-")
 @vhost_option
 @with_api
-def export_definitions(api: ApiClient, target: BinaryIO, vhost: str | None) -> None:
-    """Write definitions as JSON to TARGET (default: stdout). Passwords are in it as hashes."""
+def export_definitions(api: ApiClient, target: str, vhost: str | None) -> None:
+    """Write definitions as JSON to TARGET (default: stdout). It holds hashes of passwords: its mode is 0600."""
     found = api.get(_where(vhost))
-    target.write(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    text = msgspec.json.format(msgspec.json.encode(found)) + b"\n"
+    if target == "-":
+        click.echo(text, nl=False)
+        return
+    try:
+        _write_private(target, text)
+    except OSError as error:
+        raise click.FileError(target, error.strerror or str(error)) from None
+
+
+def _write_private(target: str, data: bytes) -> None:
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb") as file:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            # One that was there before may have been readable by others.
+            os.fchmod(descriptor, 0o600)
+        file.write(data)
 
 
 @definitions.command("import")

@@ -26,6 +26,7 @@ from basaltmq.admin.api import AdminApi
 from basaltmq.admin.definitions_file import read_definitions
 from basaltmq.broker.config import Config
 from basaltmq.broker.config_sources import Loaded, changed
+from basaltmq.broker.data_directory import protect
 from basaltmq.broker.node import Node
 from basaltmq.broker.tls import reload_files, server_context
 from basaltmq.cli.collector import Collector
@@ -90,7 +91,10 @@ class Serving:
             self._watch_signals()
             self._notifier.extend(START_EXTENSION_S)
             began = time.monotonic()
+            warning = protect(config.data_dir)
             node = self._node = await Node.open(config, recover_vhosts=self._recover_vhosts)
+            if warning is not None:
+                _log.warning("%s", warning)
             try:
                 self.ports |= {section: sock.getsockname()[1] for section, sock in sockets.items()}
                 await self._listen(node, sockets)

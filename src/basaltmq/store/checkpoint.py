@@ -174,7 +174,7 @@ def _building(source: Path, target: Path) -> Iterator[Path]:
     try:
         make_directory(target.parent)
         _remove_abandoned(target)
-        draft.mkdir()
+        draft.mkdir(mode=0o700)
     except OSError as error:
         # The draft, if there is one, is somebody else's.
         raise os_error(error, target) from error

@@ -289,13 +289,13 @@ def _is_at(fd: int, path: Path) -> bool:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory and what is missing above it, durably."""
+    """Make a directory and what is missing above it, durably; for this user alone, since stores hold secrets."""
     missing = []
     while not path.exists():
         missing.append(path)
         path = path.parent
     for each in reversed(missing):
-        each.mkdir(exist_ok=True)
+        each.mkdir(mode=0o700, exist_ok=True)
         sync_directory(each.parent)
 
 

@@ -171,6 +171,18 @@ def test_definitions_go_out_and_in(basalt: Run) -> None:
     assert "left out: queue 'x'" in told.stderr
 
 
+def test_exported_definitions_are_for_their_owner_alone(basalt: Run, tmp_path: Path) -> None:
+    new, old = tmp_path / "new.json", tmp_path / "old.json"
+    old.write_text("")
+    old.chmod(0o644)
+    for file in (new, old):
+        basalt("definitions", "export", str(file))
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert "password_hash" in file.read_text()
+    missing = str(tmp_path / "no" / "file.json")
+    assert missing in basalt("definitions", "export", missing, code=1).stderr
+
+
 def test_the_status_is_one_page(basalt: Run, broker: Broker) -> None:
     said = basalt("status").stdout
     assert said.startswith("Basalt ")

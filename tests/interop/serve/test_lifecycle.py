@@ -57,6 +57,18 @@ def test_a_port_in_use_is_named_with_the_flag_to_change_it(tmp_path: Path) -> No
     assert not (tmp_path / "data").exists(), "the data was not touched"
 
 
+def test_everything_a_broker_writes_is_for_its_user_alone(own_broker: Broker) -> None:
+    paths = [own_broker.data_dir, *own_broker.data_dir.rglob("*")]
+    assert len(paths) > 20
+    assert {each.stat().st_mode & 0o777 for each in paths if each.is_dir()} == {0o700}
+    assert {each.stat().st_mode & 0o777 for each in paths if each.is_file()} == {0o600}
+    own_broker.stop()
+    own_broker.data_dir.chmod(0o755)
+    own_broker.start()
+    assert "had mode 0755; it is 0700 now" in own_broker.log()
+    assert own_broker.data_dir.stat().st_mode & 0o777 == 0o700
+
+
 def test_data_in_use_by_another_broker_is_named(own_broker: Broker) -> None:
     done = serve(own_broker.data_dir, *FREE)
     assert done.returncode == 75
