@@ -7,6 +7,7 @@ Asserts are for our bugs; these are for the world.
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
 
 
@@ -63,6 +64,14 @@ class StorePoisonedError(StorageError):
     """An I/O error made what is in memory doubtful; open the store again to recover."""
 
     code = "store_poisoned"
+
+    def __init__(self, message: str = "", is_disk_full: bool = False) -> None:
+        super().__init__(message, is_disk_full)
+        self.is_disk_full = is_disk_full
+        """The I/O error was a full disk: opening the store again helps once there is space."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class StoreLockedError(StorageError):
@@ -492,3 +501,14 @@ class MalformedRequestError(InvalidArgumentError):
     """Bytes that are not the request they say to be; who sent them is cut off."""
 
     code = "malformed_request"
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Was a full disk the cause, however often the error was wrapped since?"""
+    while error is not None:
+        if isinstance(error, DiskFullError) or (isinstance(error, StorePoisonedError) and error.is_disk_full):
+            return True
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__
+    return False

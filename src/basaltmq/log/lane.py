@@ -42,7 +42,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from basaltmq.errors import StorageError, StoreClosedError, StorePoisonedError
+from basaltmq.errors import StorageError, StoreClosedError, StorePoisonedError, is_disk_full
 from basaltmq.log import ring
 from basaltmq.log.committed import Committed
 from basaltmq.log.lane_options import GATHERED_BYTES_MAX as GATHERED_BYTES_MAX
@@ -524,7 +524,8 @@ class Lane:
     def poison(self, error: BaseException) -> None:
         if self._error is None:
             self._error = StorePoisonedError(
-                f"the lane {self.path} stopped after an I/O error and must be opened again: {error}"
+                f"the lane {self.path} stopped after an I/O error and must be opened again: {error}",
+                is_disk_full(error),
             )
             self._committed.doubt(self._synced_position)
 

@@ -46,6 +46,7 @@ from basaltmq.errors import (
     StorePoisonedError,
     StoreReadOnlyError,
     StoreStalledError,
+    is_disk_full,
 )
 from basaltmq.store.batch import BATCH_BYTES_MAX, DELETE, PUT, Batch, Operation
 from basaltmq.store.checkpoint import write_checkpoint
@@ -329,7 +330,8 @@ class RocksStore:
         with self._lock:
             if self._error is None:
                 self._error = StorePoisonedError(
-                    f"the store at {self.path} stopped after an I/O error and must be opened again: {error}"
+                    f"the store at {self.path} stopped after an I/O error and must be opened again: {error}",
+                    is_disk_full(error),
                 )
 
     def _cut_off(self) -> None:
@@ -450,6 +452,10 @@ class RocksStore:
         if family is None:
             found |= {name: self._measure([self._db], (each,)) for name, each in DATABASE_PROPERTIES.items()}
         return found
+
+    def background_errors(self) -> int:
+        """Flushes and compactions that failed. After one RocksDB compacts nothing until the store is opened again."""
+        return self._measure([self._db], (PROPERTIES["background-errors"],))
 
     def _measure(self, families: Sequence[Rdict], names: Sequence[str]) -> int:
         self.require_open()

@@ -5,12 +5,12 @@
            underfull_bytes ──────────╲●──────────  ... to here
 
 Between the two marks the state stays what it was, so that it does not flicker. The size is the real one of all
-families, files and memory tables. The store reports what producers and consumers write; every `step_bytes` of that the
-size is measured, which takes 30 to 50 us. So the store may pass its mark by one step.
+families, files and memory tables, and of the log `beside` the store. The store reports what producers and consumers
+write; every `step_bytes` of that the size is measured, which takes 30 to 50 us. So the store may pass its mark by one
+step. Nobody reports appends to the log: the owner calls `measure` from time to time.
 
-Deleting gives no space back until RocksDB has compacted, and a store that takes no more messages may never compact by
-itself. While overfull a thread therefore flushes and compacts, the largest families first, each time consumers have
-written something, and rests as long as it worked. It ends when the store is underfull.
+While overfull a thread reclaims space (`reclaim`) each time consumers have written something, and rests as long as it
+worked. It ends when the store is underfull.
 
 Listeners are called by the thread that measured, one event after the other; they must be quick and not call `measure`.
 That thread may be in the middle of somebody's write, which is made: a listener that raises is logged, and a store that
@@ -28,7 +28,8 @@ from collections.abc import Callable
 from typing import Final, Protocol, TypeAlias
 
 from basaltmq.errors import BasaltError, InvalidConfigError, StoreClosedError, StoreOverfullError
-from basaltmq.store.families import MIB, Family
+from basaltmq.store.families import MIB
+from basaltmq.store.reclaim import Beside, Reclaimable, reclaim
 
 STEP_BYTES_MIN: Final = 64 * 1024
 """Measured more often than this, the measuring would be seen in the write rate."""
@@ -42,9 +43,6 @@ STEPS: Final = 16
 RECHECK_S: Final = 5.0
 """While overfull: space may come back by means nobody reports, such as a reader letting go of old files."""
 
-SMALL_PART: Final = 100
-"""A family that holds less than one part in so many is not worth a compaction."""
-
 CLOSE_WAIT_S: Final = 60.0
 """A compaction of one family that outlasts this at close is left to the store's own close."""
 
@@ -54,16 +52,10 @@ Listener: TypeAlias = Callable[[bool, int], None]
 _log: Final = logging.getLogger(__name__)
 
 
-class Measurable(Protocol):
+class Measurable(Reclaimable, Protocol):
     """What the guard needs of a store."""
 
     def size_bytes(self) -> int: ...
-
-    def properties(self, family: Family | None = None) -> dict[str, int]: ...
-
-    def flush(self, family: Family | None = None, *, wait: bool = True) -> None: ...
-
-    def compact(self, family: Family | None = None) -> None: ...
 
     def on_write(self, listener: Callable[[int], None]) -> None: ...
 
@@ -77,6 +69,7 @@ class SizeGuard:
         *,
         overfull_bytes: int,
         underfull_bytes: int,
+        beside: Beside | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not 0 < underfull_bytes < overfull_bytes:
@@ -89,6 +82,7 @@ class SizeGuard:
         self._overfull_bytes = overfull_bytes
         self._underfull_bytes = underfull_bytes
         self._store = store
+        self._beside = beside
         self._clock = clock
         self._unmeasured_bytes = 0
         self._listeners: list[Listener] = []
@@ -178,7 +172,8 @@ class SizeGuard:
 
     def _measure(self) -> int:
         self._unmeasured_bytes = 0
-        size_bytes = self.size_bytes = self._store.size_bytes()
+        size_bytes = self._store.size_bytes() + (0 if self._beside is None else self._beside.log_bytes())
+        self.size_bytes = size_bytes
         if self.overfull and size_bytes <= self._underfull_bytes:
             self._change(overfull=False)
         elif not self.overfull and size_bytes >= self._overfull_bytes:
@@ -218,7 +213,8 @@ class SizeGuard:
                         self._changed.wait_for(lambda: self._end is not None, rest_s)
                     self._written.clear()
                     begun = self._clock()
-                    self._compact_largest()
+                    reclaim(self._store, self._is_enough, beside=self._beside)
+                    self.measure()
                     rest_s = self._clock() - begun
                 else:
                     self.measure()
@@ -226,17 +222,9 @@ class SizeGuard:
                 # The store is closed or poisoned; nobody need wait for space in it.
                 self._stop(error)
 
-    def _compact_largest(self) -> None:
-        """Flush, then compact family after family until the store is underfull."""
-        self._store.flush()
-        sizes = {family: _held_bytes(self._store.properties(family)) for family in Family}
-        total = sum(sizes.values())
-        for family in sorted(sizes, key=lambda each: -sizes[each]):
-            self.measure()
-            if not self.overfull or self._end is not None or sizes[family] * SMALL_PART < total:
-                return
-            self._store.compact(family)
+    def _is_enough(self) -> bool:
         self.measure()
+        return not self.overfull or self._end is not None
 
 
 def _tell(listener: Listener, overfull: bool, size_bytes: int) -> None:
@@ -244,10 +232,6 @@ def _tell(listener: Listener, overfull: bool, size_bytes: int) -> None:
         listener(overfull, size_bytes)
     except Exception:
         _log.exception("a listener failed on overfull=%s at %d bytes", overfull, size_bytes)
-
-
-def _held_bytes(properties: dict[str, int]) -> int:
-    return sum(properties.get(name, 0) for name in ("sst-bytes", "blob-bytes", "memtable-bytes"))
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
