@@ -243,6 +243,12 @@ class Disk(Section, frozen=True):
         ByteCount,
         setting("Size of one virtual host's store above which its publishers are held until it shrinks; 0: no limit."),
     ] = ByteCount(0)
+    reserve: Annotated[
+        ByteCount,
+        setting(
+            "Size of a preallocated file that is deleted when the disk is full, so that consumers can drain; 0: none."
+        ),
+    ] = ByteCount(64 * MIB)
 
 
 class Vhosts(Section, frozen=True):

@@ -3,22 +3,23 @@
 Alarms are named; publishers are held while any is on. Those of the node (disk, memory) hold everybody, that of a
 virtual host (its store is behind, or over its size) those who publish there. Free space and resident memory are looked
 at every `INTERVAL_S`; a store tells by itself. An alarm goes out only when the value is clear of its limit by a
-twentieth, so that it does not flicker.
+twentieth, so that it does not flicker. Free space and the reserve for a full disk are in `store.free_space`.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from basaltmq.broker.memory_limit import resident_bytes
+from basaltmq.store.free_space import CLEAR, FreeSpace, free_bytes
+from basaltmq.store.reserve import Reserve
 
 INTERVAL_S: Final = 1.0
-CLEAR: Final = 1.05
-"""How far from its limit a value is clear of it."""
+NEAR_INTERVAL_S: Final = 0.1
+"""The same where free space is near its limit: publishers that write 1 GB/s pass it by 100 MB."""
 
 Listener: TypeAlias = Callable[[str | None], None]
 """Called with the reason publishers are held, None when they are not any more."""
@@ -27,18 +28,6 @@ DISK: Final = "disk"
 MEMORY: Final = "memory"
 
 _log: Final = logging.getLogger(__name__)
-
-
-def free_bytes(path: Path) -> int:
-    """Space left on the disk of a path, for this user."""
-    found = os.statvfs(path)
-    return found.f_bavail * found.f_frsize
-
-
-def disk_bytes(path: Path) -> int:
-    """The size of the file system of a path."""
-    found = os.statvfs(path)
-    return found.f_blocks * found.f_frsize
 
 
 class Alarms:
@@ -112,36 +101,33 @@ class Watch:
         *,
         free_min_bytes: Callable[[], int],
         resident_max_bytes: Callable[[], int],
+        reserve: Reserve | None = None,
         free: Callable[[Path], int] = free_bytes,
         resident: Callable[[], int] = resident_bytes,
     ) -> None:
         self._alarms = alarms
-        self._path = path
-        self._free_min_bytes = free_min_bytes
         self._resident_max_bytes = resident_max_bytes
-        self._free = free
         self._resident = resident
-        self.free_bytes = 0
+        self.space = FreeSpace(path, free_min_bytes=free_min_bytes, reserve=reserve, free=free)
         self.resident_bytes = 0
-        self._low = self._high = False
+        self._high = False
+
+    @property
+    def interval_s(self) -> float:
+        """Until the next look."""
+        return NEAR_INTERVAL_S if self.space.is_near else INTERVAL_S
 
     def look(self) -> None:
         """Look once, and turn alarms on or off."""
-        least, most = self._free_min_bytes(), self._resident_max_bytes()
+        most = self._resident_max_bytes()
         try:
-            self.free_bytes = self._free(self._path)
+            low = self.space.look()
             self.resident_bytes = self._resident()
         except OSError as error:
             _log.error("free space and memory cannot be told: %s", error)
             return
-        self._low = self.free_bytes < (least * CLEAR if self._low else least)
         self._high = self.resident_bytes > (most / CLEAR if self._high else most)
-        self._alarms.set(
-            DISK,
-            f"low on disk: {self.free_bytes} bytes are free at {self._path}, at least {least} are wanted"
-            if self._low
-            else None,
-        )
+        self._alarms.set(DISK, low)
         self._alarms.set(
             MEMORY,
             f"low on memory: {self.resident_bytes} bytes are resident, the limit is {most}" if self._high else None,

@@ -21,11 +21,12 @@ from typing import Any, Final
 
 from basaltmq.broker.config import Config
 from basaltmq.broker.connections import Connections
-from basaltmq.broker.flow import INTERVAL_S, Alarms, Listener, Watch, disk_bytes
+from basaltmq.broker.flow import Alarms, Listener, Watch
 from basaltmq.broker.loop_commit import LoopCommit
 from basaltmq.broker.memory_limit import memory_bytes
 from basaltmq.broker.node_secret import node_secret
 from basaltmq.broker.permissions import Permissions
+from basaltmq.broker.reclaiming import Reclaiming
 from basaltmq.broker.supervision import Supervised, VHostState
 from basaltmq.broker.users import ADMINISTRATOR, Users
 from basaltmq.broker.vhost import VHost
@@ -35,10 +36,12 @@ from basaltmq.catalog.commits import Commits
 from basaltmq.catalog.kinds import Kind
 from basaltmq.catalog.objects import CatalogObject
 from basaltmq.catalog.record import ROOT
-from basaltmq.errors import AlreadyExistsError, BasaltError, InvalidArgumentError, VHostNotFoundError
+from basaltmq.errors import AlreadyExistsError, BasaltError, DiskFullError, InvalidArgumentError, VHostNotFoundError
 from basaltmq.queues.paging import MemoryBudget
+from basaltmq.store.free_space import disk_bytes, free_bytes
 from basaltmq.store.open import open_store
 from basaltmq.store.options import SharedMemory, StoreOptions
+from basaltmq.store.reserve import Reserve
 from basaltmq.store.rocks import RocksStore
 from basaltmq.store.size import SizeGuard
 
@@ -50,6 +53,9 @@ STALL_WAIT_MS: Final = 5
 
 SECRET_FILE: Final = "secret"  # noqa: S105
 """Beside the node's store."""
+
+MEASURE_INTERVAL_S: Final = 0.1
+"""Between two measurements of a store with a size limit: its log passes the limit by what is appended meanwhile."""
 
 UNDERFULL: Final = 0.9
 """The part of its size limit that a store shrinks to before its publishers go on."""
@@ -94,7 +100,9 @@ class Node:
             config.data_dir,
             free_min_bytes=lambda: self.config.disk.free_min.of(disk_bytes(self.config.data_dir)),
             resident_max_bytes=lambda: self.config.memory.high_watermark.of(memory_bytes()),
+            reserve=Reserve(config.data_dir, config.disk.reserve),
         )
+        self._reclaiming = Reclaiming(self._watch.space, lambda: free_bytes(config.data_dir))
         self._watching: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -112,7 +120,14 @@ class Node:
         if recover_vhosts:
             await asyncio.to_thread(directories.move_lost_node_aside)
         options = StoreOptions(memory=memory)
-        store = await asyncio.to_thread(partial(open_store, directories.node_store, options=options))
+        open_node = partial(open_store, directories.node_store, options=options)
+        try:
+            store = await asyncio.to_thread(open_node)
+        except DiskFullError:
+            if not Reserve(config.data_dir).release():
+                raise
+            _log.warning("the disk of %s is full: released the reserve to start", config.data_dir)
+            store = await asyncio.to_thread(open_node)
         node = cls(config, store, memory)
         try:
             await node._start(recover_vhosts)
@@ -267,6 +282,7 @@ class Node:
         self._closed = True
         if self._watching is not None:
             self._watching.cancel()
+        await self._reclaiming.close()
         done = await asyncio.gather(*(each.stop() for each in self._vhosts.values()), return_exceptions=True)
         for error in done:
             if isinstance(error, BaseException):
@@ -288,6 +304,7 @@ class Node:
             window_s=self.config.vhosts.restart_window_s,
             gave_up=self._gave_up,
             changed=self._changed,
+            disk_full=self._disk_full,
         )
         await supervised.start()
 
@@ -342,9 +359,20 @@ class Node:
                 # The loop may be gone; then nobody publishes.
                 loop.call_soon_threadsafe(self.alarms.set, "size", text, name)
 
-        guard = SizeGuard(vhost.store, overfull_bytes=size_max, underfull_bytes=int(size_max * UNDERFULL))
+        guard = SizeGuard(
+            vhost.store, overfull_bytes=size_max, underfull_bytes=int(size_max * UNDERFULL), beside=vhost.streams
+        )
         vhost.size_guard = guard
         guard.listen(changed)
+
+        def measure() -> None:
+            """The log does not report what is appended to it."""
+            if vhost.is_up:
+                with contextlib.suppress(BasaltError):
+                    guard.measure()
+                loop.call_later(MEASURE_INTERVAL_S, measure)
+
+        measure()
 
     def _object(self, name: str) -> CatalogObject:
         found = self.catalog.find(Kind.VHOST, name)
@@ -363,16 +391,23 @@ class Node:
             _log.error("vhost %r stays down; the node stops, as vhosts.on_failure says", supervised.name)
             self.stop_requested.set()
 
+    def _disk_full(self, supervised: Supervised) -> None:
+        """A virtual host waits for space: give it the reserve, and hold publishers until there is enough again."""
+        self._watch.space.met_full()
+        self._watch.look()
+
     def _user_changed(self, name: str) -> None:
         self.permissions.forget()
 
     def _look(self) -> None:
         self._watch.look()
-        self._watching = asyncio.get_running_loop().call_later(INTERVAL_S, self._look)
+        running = [each.vhost() for each in self._vhosts.values() if each.state is VHostState.RUNNING]
+        self._reclaiming.step(running)
+        self._watching = asyncio.get_running_loop().call_later(self._watch.interval_s, self._look)
 
     @property
     def free_bytes(self) -> int:
-        return self._watch.free_bytes
+        return self._watch.space.free_bytes
 
     @property
     def resident_bytes(self) -> int:

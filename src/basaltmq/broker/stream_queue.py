@@ -45,6 +45,7 @@ from basaltmq.errors import (
     StoreStalledError,
 )
 from basaltmq.log.record import Record
+from basaltmq.log.segment import SUFFIX
 from basaltmq.store.api import Store
 from basaltmq.store.directory import QUARANTINE
 from basaltmq.store.rocks import RocksStore
@@ -348,6 +349,27 @@ class StreamQueues:
             return 0
         with self.cleaning:
             return self._plane.engines.retain(self._clock_ms())
+
+    def reclaim(self, is_enough: Callable[[], bool]) -> None:
+        """Free the space of records that are gone: a bounded piece; may be called from any thread."""
+        plane = self._plane
+        if plane is not None:
+            with self.cleaning:
+                for engine in plane.engines.in_use():
+                    if isinstance(engine, SegmentEngine):
+                        engine.reclaim(is_enough)
+
+    def log_bytes(self) -> int:
+        """Bytes of the log, whether or not it is in use."""
+        plane = self._plane
+        if plane is not None:
+            engines = plane.engines.in_use()
+            found = [engine.log_bytes() for engine in engines if isinstance(engine, SegmentEngine)]
+            if found:
+                return sum(found)
+        if self._path is None:
+            return 0
+        return sum(file.stat().st_size for file in (self._path / LOG).glob(f"*/*{SUFFIX}"))
 
     def close(self) -> None:
         if self._plane is not None:

@@ -6,6 +6,9 @@
 At most `restarts_max` restarts within `window_s`. Then it stays down until an operator starts it and the others serve
 (`vhosts.on_failure = "continue"`), or the whole node stops (`"stop_node"`). A restart that cannot open the store counts
 like any other, after a pause that grows. What could not be opened when the node started is restarted the same way.
+
+Restarts after a full disk are not counted, because its cause is outside the vhost. They go on until there is space,
+after pauses that grow to FULL_PAUSE_S_MAX.
 """
 
 from __future__ import annotations
@@ -20,7 +23,10 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from basaltmq.broker.vhost import VHost
-from basaltmq.errors import BasaltError, VHostDownError
+from basaltmq.errors import BasaltError, VHostDownError, is_disk_full
+
+FULL_REMEMBERED: Final = 16
+"""Restarts on a full disk that make the next pause longer; fewer reach FULL_PAUSE_S_MAX."""
 
 PAUSE_S: Final = 0.2
 """Before the first restart after another; doubled for each further one in the window."""
@@ -28,6 +34,8 @@ PAUSE_S: Final = 0.2
 SETTLE_S: Final = 60.0
 """How long an operator's start waits for the last restart. The default of three restarts pauses 0.8 s in all; the rest
 is for opening the store."""
+FULL_PAUSE_S_MAX: Final = 5.0
+"""Between two restarts on a full disk: how long a virtual host stays away after space has come back."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -53,10 +61,11 @@ class Supervised:
         window_s: float,
         gave_up: Callable[[Supervised], None],
         changed: Callable[[Supervised], None],
+        disk_full: Callable[[Supervised], None] = lambda _: None,
         clock_s: Callable[[], float] = time.monotonic,
         pause_s: float = PAUSE_S,
     ) -> None:
-        """`gave_up`: it stays down. `changed`: its state is another one."""
+        """`gave_up`: it stays down. `changed`: its state is another one. `disk_full`: that ended it; make room."""
         self.name = name
         self.state = VHostState.STARTING
         self.error: BaseException | None = None
@@ -68,10 +77,13 @@ class Supervised:
         self._window_s = window_s
         self._gave_up = gave_up
         self._changed = changed
+        self._disk_full = disk_full
         self._clock_s = clock_s
         self._pause_s = pause_s
         self._vhost: VHost | None = None
         self._recent: deque[float] = deque()
+        self._full_since: deque[float] = deque(maxlen=FULL_REMEMBERED)
+        """When a full disk ended it, within the window."""
         self._restarting: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
         self._operator = asyncio.Lock()
@@ -164,6 +176,9 @@ class Supervised:
         now_s = self._clock_s()
         while self._recent and self._recent[0] <= now_s - self._window_s:
             self._recent.popleft()
+        if is_disk_full(error):
+            self._await_space(now_s)
+            return
         if len(self._recent) >= self._restarts_max:
             self._enter(VHostState.DOWN)
             _log.error(
@@ -179,6 +194,17 @@ class Supervised:
         pause_s = self._pause_s * (2 ** len(self._recent) - 1)
         self._recent.append(now_s)
         self.restarts += 1
+        self._enter(VHostState.RESTARTING)
+        self._restarting = asyncio.get_running_loop().create_task(self._restart(pause_s))
+
+    def _await_space(self, now_s: float) -> None:
+        """Restart after a full disk, as often as it takes."""
+        while self._full_since and self._full_since[0] <= now_s - self._window_s:
+            self._full_since.popleft()
+        pause_s = min(self._pause_s * (2 ** len(self._full_since) - 1), FULL_PAUSE_S_MAX)
+        self._full_since.append(now_s)
+        self.restarts += 1
+        self._disk_full(self)
         self._enter(VHostState.RESTARTING)
         self._restarting = asyncio.get_running_loop().create_task(self._restart(pause_s))
 

@@ -10,7 +10,7 @@ from tests.unit.broker.rig import BrokenStore, FakePublisher, drain, publish, un
 
 from basaltmq.broker.supervision import Supervised, VHostState
 from basaltmq.broker.vhost import VHost
-from basaltmq.errors import StorageError, VHostDownError
+from basaltmq.errors import DiskFullError, StorageError, StorePoisonedError, VHostDownError
 from basaltmq.store.memory import MemoryStore
 
 
@@ -24,6 +24,8 @@ class Rig:
         self.refuse = 0
         self.opening: asyncio.Event | None = None
         """Opening waits for it."""
+        self.refusal: BaseException = StorageError("the test does not open")
+        self.full: list[str] = []
         self.gave_up: list[str] = []
         self.states: list[VHostState] = []
         self.store = BrokenStore()
@@ -35,6 +37,7 @@ class Rig:
             window_s=window_s,
             gave_up=lambda each: self.gave_up.append(each.name),
             changed=lambda each: self.states.append(each.state),
+            disk_full=lambda each: self.full.append(each.name),
             clock_s=lambda: self.now_s,
             pause_s=0.0,
         )
@@ -45,7 +48,7 @@ class Rig:
             await self.opening.wait()
         if self.refuse:
             self.refuse -= 1
-            raise StorageError("the test does not open")
+            raise self.refusal
         rows = self.store._rows
         self.store = BrokenStore()
         self.store._rows = rows
@@ -223,5 +226,35 @@ def test_two_operators_at_once_both_get_a_vhost_that_is_up() -> None:
     async def test(rig: Rig) -> None:
         await asyncio.gather(*(rig.supervised.restart_by_hand() for _ in range(3)))
         assert rig.supervised.vhost().is_up
+
+    with_rig(test)
+
+
+@pytest.mark.spec("E9")
+@pytest.mark.promise("P11")
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        DiskFullError("no space left for /data"),
+        StorePoisonedError("the lane stopped after an I/O error: no space left", True),
+        OSError(28, "No space left on device"),
+    ],
+)
+def test_a_full_disk_is_waited_out_however_often_it_is_met(refusal: BaseException) -> None:
+    async def test(rig: Rig) -> None:
+        rig.refuse, rig.refusal = 8, refusal
+        rig.supervised.vhost().fail(refusal)
+        await until(lambda: rig.supervised.state is VHostState.RUNNING)
+        assert rig.refuse == 0
+        assert rig.gave_up == []
+        assert VHostState.DOWN not in rig.states
+        assert len(rig.full) == 9
+        # Restarts for other reasons are counted from the beginning.
+        rig.refusal = StorageError("the test does not open")
+        for _ in range(3):
+            await rig.fail()
+            assert rig.supervised.state is VHostState.RUNNING
+        await rig.fail()
+        assert rig.supervised.state is VHostState.DOWN
 
     with_rig(test)

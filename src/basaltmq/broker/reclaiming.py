@@ -1,0 +1,83 @@
+"""Reclaiming space while the disk alarm is on: one thread, virtual host after virtual host, at a bounded rate.
+
+Consumers that empty their queues free no space by themselves (see `store.reclaim`), so without this the alarm would
+stay on for ever.
+
+A background job of RocksDB that met a full disk is watched for too: after it RocksDB compacts nothing until the store
+is opened again, and nothing else says so. The virtual host is restarted then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from basaltmq.broker.vhost import VHost
+from basaltmq.errors import BasaltError, DiskFullError, StorageError, StoreClosedError
+from basaltmq.store.free_space import FreeSpace
+from basaltmq.store.reclaim import Reclaimer
+from basaltmq.store.rocks import RocksStore
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Reclaiming:
+    """Of one node. Called on its loop."""
+
+    def __init__(self, space: FreeSpace, free_bytes: Callable[[], int]) -> None:
+        self._space = space
+        self._free_bytes = free_bytes
+        self._reclaimers: WeakKeyDictionary[VHost, Reclaimer] = WeakKeyDictionary()
+        self._task: asyncio.Task[None] | None = None
+        self._closing = False
+
+    def step(self, vhosts: Iterable[VHost]) -> None:
+        """Look once: restart what RocksDB stopped working on, and reclaim while the disk is low."""
+        running = [vhost for vhost in vhosts if isinstance(vhost.store, RocksStore)]
+        for vhost in running:
+            self._check(vhost)
+        if self._space.is_low and (self._task is None or self._task.done()):
+            self._task = asyncio.get_running_loop().create_task(self._reclaim(running))
+
+    async def close(self) -> None:
+        """Wait for what a thread is at; a compaction ends with its family."""
+        self._closing = True
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    def _check(self, vhost: VHost) -> None:
+        assert isinstance(vhost.store, RocksStore), "chosen by step"
+        try:
+            failed = vhost.store.background_errors()
+        except BasaltError:
+            # Closed or poisoned: whoever uses it says so.
+            return
+        if failed and vhost.error is None:
+            text = f"a flush or compaction of the store of vhost '{vhost.name}' failed; see {vhost.store.path}/kv/LOG"
+            vhost.fail(DiskFullError(f"no space left: {text}") if self._space.is_low else StorageError(text))
+
+    async def _reclaim(self, vhosts: list[VHost]) -> None:
+        for vhost in vhosts:
+            if self._is_enough():
+                return
+            if not vhost.is_up:
+                continue
+            assert isinstance(vhost.store, RocksStore), "chosen by step"
+            reclaimer = self._reclaimers.get(vhost)
+            if reclaimer is None:
+                reclaimer = self._reclaimers[vhost] = Reclaimer(vhost.store, vhost.streams)
+            try:
+                if await asyncio.to_thread(reclaimer.step, self._is_enough, self._free_bytes):
+                    _log.info("reclaimed space of vhost %r: %d bytes are free", vhost.name, self._free_bytes())
+            except StoreClosedError:
+                continue
+            except StorageError as error:
+                vhost.fail(error)
+            except Exception:
+                _log.exception("cannot reclaim space of vhost %r", vhost.name)
+
+    def _is_enough(self) -> bool:
+        return self._closing or self._space.has_room()

@@ -1,0 +1,242 @@
+"""A disk that fills up, with a real broker on a small file system: held publishers, draining consumers, recovery.
+
+Needs the right to mount a tmpfs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pika
+import pika.exceptions
+import pytest
+from tests.interop.serve.test_bad_days import eventually, refused
+from tests.interop.server import Broker, running
+
+from basaltmq.cli.api_client import path
+from basaltmq.errors import RemoteError
+from basaltmq.store.reserve import NAME as RESERVE
+
+MIB = 1 << 20
+BODY_BYTES = 128 << 10
+WAIT_S = 60.0
+ALARMS = path("health", "checks", "alarms")
+LOW = "low on disk"
+pytestmark = [pytest.mark.spec("A11"), pytest.mark.promise("P8", "P12")]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """An empty file system of 192 MiB."""
+    where = tmp_path / "data"
+    where.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=192m", "tmpfs", where], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a tmpfs: {mounted.stderr.decode(errors='replace').strip()}")
+    try:
+        yield where
+    finally:
+        subprocess.run(["umount", "--lazy", where], check=True)
+
+
+class Publishing:
+    """A thread that publishes numbered persistent messages, each confirmed before the next; reconnects."""
+
+    def __init__(self, broker: Broker, queue: str) -> None:
+        self.confirmed: list[int] = []
+        self.refused: list[str] = []
+        self._broker = broker
+        self._queue = queue
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+
+    def end(self) -> None:
+        """Stop, and wait for the message on its way."""
+        self._stop.set()
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        number = 0
+        while not self._stop.is_set():
+            try:
+                with contextlib.closing(pika.BlockingConnection(pika.URLParameters(self._broker.url()))) as connection:
+                    channel = connection.channel()
+                    channel.confirm_delivery()
+                    while not self._stop.is_set():
+                        number += 1
+                        body = (b"%d " % number).ljust(BODY_BYTES, b"x")
+                        channel.basic_publish("", self._queue, body, pika.BasicProperties(delivery_mode=2))
+                        self.confirmed.append(number)
+            except (pika.exceptions.AMQPError, OSError) as error:
+                self.refused.append(repr(error))
+                self._stop.wait(0.2)
+
+
+def held(publishing: Publishing) -> set[int]:
+    """What was confirmed, once nothing more is."""
+    while True:
+        before = len(publishing.confirmed)
+        time.sleep(1)
+        if len(publishing.confirmed) == before:
+            return set(publishing.confirmed)
+
+
+def drain(broker: Broker, queue: str, at_least: set[int]) -> None:
+    """Acknowledge messages until all of these were seen; reconnects."""
+    missing = set(at_least)
+    until = time.monotonic() + WAIT_S
+    while missing:
+        assert time.monotonic() < until, f"{len(missing)} messages are missing\n{broker.log()[-3000:]}"
+        with (
+            contextlib.suppress(pika.exceptions.AMQPError, OSError),
+            contextlib.closing(pika.BlockingConnection(pika.URLParameters(broker.url()))) as connection,
+        ):
+            channel = connection.channel()
+            channel.basic_qos(prefetch_count=100)
+            for method, _, body in channel.consume(queue, inactivity_timeout=1.0):
+                if method is None:
+                    break
+                channel.basic_ack(method.delivery_tag)
+                missing.discard(int(body.split(b" ", 1)[0]))
+                if not missing:
+                    break
+            channel.cancel()
+
+
+def alarm(broker: Broker, about: str = LOW) -> str | None:
+    """What the health check says, if it fails with this; a store may be behind with compaction meanwhile."""
+    with contextlib.closing(broker.api()) as api:
+        try:
+            api.call("GET", ALARMS)
+        except RemoteError as error:
+            return str(error) if error.status == 503 and about in str(error) else None
+    return None
+
+
+def declare(broker: Broker, queue: str) -> None:
+    broker.call("PUT", path("queues", "/", queue), {"durable": True})
+
+
+def test_the_alarm_goes_out_by_itself_when_consumers_have_emptied_the_queue(small_disk: Path) -> None:
+    with running(small_disk, f"--disk-free-min={80 * MIB}", f"--disk-reserve={16 * MIB}") as broker:
+        declare(broker, "jobs")
+        with Publishing(broker, "jobs") as publishing:
+            eventually(lambda: bool(alarm(broker)), "the disk fills up")
+            confirmed = held(publishing)
+            drain(broker, "jobs", confirmed)
+            # No command is given: compaction is the broker's own.
+            eventually(lambda: not alarm(broker), f"the alarm goes out\n{broker.log()}")
+            eventually(lambda: len(publishing.confirmed) > len(confirmed) + 10, "publishing goes on")
+            publishing.end()
+            assert publishing.refused == []
+
+
+@pytest.mark.promise("P1", "P11")
+def test_on_a_full_disk_consumers_drain_and_publishing_resumes_when_there_is_space(small_disk: Path) -> None:
+    with running(small_disk, "--disk-free-min=1MiB", f"--disk-reserve={48 * MIB}") as broker:
+        declare(broker, "jobs")
+        assert (small_disk / RESERVE).stat().st_size == 48 * MIB
+        with Publishing(broker, "jobs") as publishing:
+            eventually(lambda: "released the reserve" in broker.log(), "the disk is full")
+            eventually(lambda: bool(publishing.refused), "the publisher is told")
+            eventually(lambda: bool(alarm(broker)), "the alarm is on")
+            eventually(lambda: broker.call("GET", path("vhosts", "/"))["state"] == "running", "it comes back")
+            confirmed = set(publishing.confirmed)
+            assert len(confirmed) > 100
+            drain(broker, "jobs", confirmed)
+            eventually(lambda: not alarm(broker), f"space has come back\n{broker.log()[-5000:]}")
+            assert (small_disk / RESERVE).stat().st_size == 48 * MIB
+            eventually(lambda: len(publishing.confirmed) > len(confirmed) + 10, "publishing goes on")
+            publishing.end()
+
+
+@pytest.mark.promise("P1", "P11")
+def test_a_virtual_host_waits_for_space_that_comes_from_outside(small_disk: Path) -> None:
+    """Nothing is left in the reserve, and no consumer frees anything."""
+    other = small_disk / "somebody else's"
+    with running(small_disk, "--disk-free-min=1MiB", "--disk-reserve=0") as broker:
+        declare(broker, "jobs")
+        with Publishing(broker, "jobs") as publishing:
+            eventually(lambda: len(publishing.confirmed) > 100, "messages are confirmed")
+            fill(other)
+            eventually(lambda: "no space left" in broker.log(), "the disk is full")
+            until = time.monotonic() + 8
+            while time.monotonic() < until:
+                # More restarts than the limit for other errors, and it is never given up.
+                assert broker.call("GET", path("vhosts", "/"))["state"] != "down"
+                assert alarm(broker)
+                with contextlib.suppress(OSError):
+                    fill(other)
+                time.sleep(0.5)
+            confirmed = set(publishing.confirmed)
+            other.unlink()
+            eventually(lambda: not alarm(broker), f"the alarm goes out\n{broker.log()[-5000:]}")
+            eventually(lambda: len(publishing.confirmed) > len(confirmed), "publishing goes on")
+            publishing.end()
+            drain(broker, "jobs", set(publishing.confirmed))
+            assert "stays down" not in broker.log()
+
+
+def fill(file: Path) -> None:
+    """Take what space there is."""
+    with open(file, "ab", buffering=0) as target, contextlib.suppress(OSError):
+        while target.write(bytes(MIB)) == MIB:
+            pass
+        while target.write(bytes(4096)):
+            pass
+
+
+@pytest.mark.promise("P1")
+def test_kafka_producers_get_a_retriable_error_and_a_deleted_topic_frees_its_segment(small_disk: Path) -> None:
+    from confluent_kafka import KafkaError, Producer
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    flags = (f"--disk-free-min={80 * MIB}", f"--disk-reserve={16 * MIB}", "--kafka-enabled=true")
+    with running(small_disk, *flags) as broker:
+        server = {"bootstrap.servers": f"127.0.0.1:{broker.port('kafka')}"}
+        admin = AdminClient(server)
+        for future in admin.create_topics([NewTopic("events", 1, 1)]).values():
+            future.result(WAIT_S)
+        results: list[Any] = []
+        producer = Producer(server | {"request.timeout.ms": 3000, "retries": 0, "linger.ms": 0})
+        until = time.monotonic() + WAIT_S
+        while not any(results) and time.monotonic() < until:
+            producer.produce("events", bytes(256 << 10), on_delivery=lambda error, _: results.append(error))
+            producer.flush(WAIT_S)
+        error = next(each for each in results if each)
+        assert error.retriable() or error.code() in (KafkaError.REQUEST_TIMED_OUT, KafkaError._TIMED_OUT), error
+        assert sum(each is None for each in results) > 100
+        assert alarm(broker)
+        for future in admin.delete_topics(["events"]).values():
+            future.result(WAIT_S)
+        eventually(lambda: not alarm(broker), f"the space of the topic is free\n{broker.log()}")
+        log = [each for each in small_disk.rglob("*.log") if "/log/0000/" in str(each)]
+        assert sum(each.stat().st_size for each in log) < MIB
+
+
+def test_the_size_limit_of_a_virtual_host_counts_its_log(tmp_path: Path) -> None:
+    with running(tmp_path / "data", f"--disk-vhost-max={16 * MIB}") as broker:
+        broker.call("PUT", path("queues", "/", "stream"), {"durable": True, "arguments": {"x-queue-type": "stream"}})
+        with Publishing(broker, "stream") as publishing:
+            over = "its limit is 16MiB"
+            eventually(lambda: bool(alarm(broker, over)), "it is over its size")
+            assert refused(broker.call, "GET", ALARMS).status == 503
+            broker.call("DELETE", path("queues", "/", "stream"))
+            eventually(lambda: not alarm(broker, over), "the space of the stream is free")
+            publishing.end()
