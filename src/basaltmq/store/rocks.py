@@ -455,7 +455,7 @@ class RocksStore:
 
     def background_errors(self) -> int:
         """Flushes and compactions that failed. After one RocksDB compacts nothing until the store is opened again."""
-        return self._measure([self._db], (PROPERTIES["background-errors"],))
+        return self._measure([self._db], (DATABASE_PROPERTIES["background-errors"],))
 
     def _measure(self, families: Sequence[Rdict], names: Sequence[str]) -> int:
         self.require_open()
