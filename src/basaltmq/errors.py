@@ -180,6 +180,13 @@ class StaleLeaseError(BasaltError):
     code = "stale_lease"
 
 
+class QueueFailedError(BasaltError):
+    """An unexpected error hit the queue. It is served again after a restart, by itself or by an operator."""
+
+    code = "queue_failed"
+    retriable = True
+
+
 class QueueFullError(LimitExceededError):
     """The queue is at its limit and refuses what it is sent."""
 

@@ -25,6 +25,7 @@ STATUS: Final[dict[type[errors.BasaltError], int]] = {
     errors.LimitExceededError: 413,
     errors.QueueFullError: 429,
     errors.VHostDownError: 503,
+    errors.QueueFailedError: 503,
     errors.PublishersHeldError: 503,
     errors.TimedOutError: 503,
     errors.NotLeaderError: 503,

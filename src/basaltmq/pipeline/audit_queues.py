@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from msgspec import DecodeError
-
 from basaltmq.errors import CorruptionError
 from basaltmq.messages.metadata import COMPLETE, decode_metadata
 from basaltmq.pipeline.findings import Finding, Severity
@@ -73,8 +71,8 @@ class _Rows:
     def _look_at_draft(self, raw: bytes) -> None:
         """A prepared branch keeps a large payload as a message would, with a reference of its own."""
         try:
-            queue, _, body_id = decode_draft(raw)
-        except (DecodeError, ValueError, CorruptionError):
+            queue, _, body_id, _ = decode_draft(raw)
+        except CorruptionError:
             self._damaged["of a prepared branch"] += 1
             return
         if body_id != NO_BODY:

@@ -15,8 +15,8 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-from basaltmq.errors import CorruptionError
 from basaltmq.queues.change import Change
+from basaltmq.queues.quarantine import Suspects
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
@@ -27,6 +27,11 @@ RESERVE_NS: Final = 1_000_000_000
 _PLACE_ROW: Final = b"queue_place"
 _CLEAN_ROW: Final = b"queue_clean"
 _PLACE: Final = Struct(">Q")
+_PLACE_BITS: Final = 63
+"""Places are nanoseconds; with this many bits they last until the year 2262."""
+
+_PLACE_AND_ID_BYTES: Final = 24
+"""The end of a message's key."""
 
 
 class Places:
@@ -41,17 +46,24 @@ class Places:
         """Messages up to this place may have been delivered before a crash; 0 if there was none."""
 
     @classmethod
-    def open(cls, store: Store) -> Places:
-        """Go on where the last boot ended; from here on the store is in use."""
+    def open(cls, store: Store, suspects: Suspects, now_ns: int) -> Places:
+        """Go on where the last boot ended; from here on the store is in use.
+
+        A place that cannot be read, or that is further ahead than any clock, is found again from the messages. A clean
+        row that cannot be read is no clean end.
+        """
         row = store.get(Family.VERSION, _PLACE_ROW)
-        if row is not None and len(row) != _PLACE.size:
-            raise CorruptionError(f"the last place of the queues is damaged ({len(row)} bytes)")
-        last_ns: int = 0 if row is None else _PLACE.unpack(row)[0]
+        last_ns: int = _PLACE.unpack(row)[0] if row is not None and len(row) == _PLACE.size else 0
+        if row is not None and (len(row) != _PLACE.size or last_ns >> _PLACE_BITS):
+            last_ns = max(now_ns, last_place_ns(store))
+            suspects.note(Family.VERSION, _PLACE_ROW, row, f"the last place is damaged; places go on at {last_ns}")
+            return cls(last_ns, last_ns)
         clean = store.get(Family.VERSION, _CLEAN_ROW)
         if clean is None:
             return cls(last_ns, last_ns)
         if len(clean) not in (0, _PLACE.size):
-            raise CorruptionError(f"the row of the queues' clean end is damaged ({len(clean)} bytes)")
+            suspects.note(Family.VERSION, _CLEAN_ROW, clean, f"the row of the clean end has {len(clean)} bytes")
+            return cls(last_ns, last_ns)
         batch = Batch()
         batch.delete(Family.VERSION, _CLEAN_ROW)
         store.write(batch)
@@ -76,3 +88,14 @@ class Places:
         """Say in the last batch that it is the last."""
         batch.put(Family.VERSION, _PLACE_ROW, _PLACE.pack(self.last_ns))
         batch.put(Family.VERSION, _CLEAN_ROW, _PLACE.pack(self.crash_ns))
+
+
+def last_place_ns(store: Store) -> int:
+    """The highest place of any message, by one seek per sub-queue and a look at every delayed one."""
+    found = [key for key, _ in store.scan(Family.DELAYED)]
+    end: bytes | None = None
+    while (last := next(iter(store.scan(Family.MESSAGES, b"", end, reverse=True)), None)) is not None:
+        found.append(last[0])
+        end = last[0][:-_PLACE_AND_ID_BYTES] or last[0]
+    places = [int.from_bytes(key[-_PLACE_AND_ID_BYTES:-16], "big") for key in found]
+    return max((place_ns for place_ns in places if not place_ns >> _PLACE_BITS), default=0)

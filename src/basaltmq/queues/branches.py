@@ -4,10 +4,12 @@
                              | hold ...: lp(queue) | token u64 | messages u32 |
                              | queue ...: lp(queue) |
     branch draft   key xid, number u64   | lp(queue) | the draft as MessagePack |
-      large        | lp(queue) | 0xc1 | body id (16) | the draft as MessagePack, without its payload |
+      large        | lp(queue) | 0xc1 0xc1 | body id (16) | body bytes u32 | the draft as MessagePack, no payload |
+      large, old   | lp(queue) | 0xc1 | body id (16) | the draft as MessagePack, without its payload |
 
 A large payload is where a message's would be (content.py), with a reference of the branch, whose message is the body
-itself: a commit adds references and takes that one away, so the body is written once. No MessagePack begins with 0xc1.
+itself: a commit adds references and takes that one away, so the body is written once. No MessagePack begins with 0xc1,
+and no id: ids begin with a time.
 
 `state` is that of `messages.branches`: prepared, or decided by an operator. The holds are the lease calls (held.py)
 under which the messages are that a commit acks; the drafts are what a commit enqueues, in the order of their numbers;
@@ -16,7 +18,8 @@ the queues are those that may not be deleted meanwhile. What a decision leaves b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from struct import Struct
 from struct import error as struct_error
 from typing import Final, NamedTuple
@@ -32,6 +35,7 @@ from basaltmq.queues.backing import APART, SHARED
 from basaltmq.queues.change import Change
 from basaltmq.queues.content import INLINE_BYTES_MAX, Content
 from basaltmq.queues.draft import Draft
+from basaltmq.queues.quarantine import Suspects
 from basaltmq.store.api import Reader, Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
@@ -41,7 +45,9 @@ LAYOUT: Final = 1
 
 _HEAD: Final = Struct(">BBQIII")
 _HOLD: Final = Struct(">QI")
-_APART: Final = b"\xc1"
+_APART_OLD: Final = b"\xc1"
+_APART: Final = b"\xc1\xc1"
+_SIZE: Final = Struct(">I")
 _ID_BYTES: Final = 16
 _ENCODE_DRAFT: Final = msgspec.msgpack.Encoder().encode
 _DECODE_DRAFT: Final = msgpack_decoder(Draft)
@@ -108,6 +114,8 @@ class KeptDraft(NamedTuple):
     draft: Draft
     body_id: bytes
     """Of its payload, if that is apart."""
+    body_bytes: int | None
+    """The size of that payload, where it is known."""
 
 
 def put_drafts(
@@ -125,7 +133,7 @@ def put_drafts(
                 body_id = kept[id(whole.payload)] = ids.next()
                 content.put(change, body_id, whole.payload)
                 content.refer(change, body_id, body_id)
-            row += _APART + body_id
+            row += _APART + body_id + _SIZE.pack(len(whole.payload))
             whole = msgspec.structs.replace(whole, payload=b"")
         change.batch.put(Family.BRANCH_DRAFTS, branch_draft_key(*xid, number), row + _ENCODE_DRAFT(whole))
     return len(drafts)
@@ -141,31 +149,59 @@ def delete_drafts(batch: Batch, xid: Xid, drafts: int) -> None:
         batch.delete(Family.BRANCH_DRAFTS, branch_draft_key(*xid, number))
 
 
-def read_branches(store: Store) -> Iterator[BranchRow]:
+def read_branches(store: Store, suspects: Suspects) -> Iterator[BranchRow]:
+    """The branches on disk. One that cannot be read is noted with its drafts; what it held goes back (leases.py)."""
     for key, raw in store.scan(Family.QUEUE_BRANCHES):
-        yield decode_branch(key, raw)
+        try:
+            yield decode_branch(key, raw)
+        except CorruptionError as error:
+            suspects.note(Family.QUEUE_BRANCHES, key, raw, str(error))
+            with suppress(CorruptionError):
+                decode_xid_key(key)
+                for draft_key, draft in store.scan(Family.BRANCH_DRAFTS, *prefix_range(key)):
+                    suspects.note(Family.BRANCH_DRAFTS, draft_key, draft, str(error))
 
 
-def read_drafts(store: Reader, row_xid: Xid, expected: int) -> list[KeptDraft]:
-    """What a commit is to enqueue, in order, payloads apart left where they are; every one of them, or an error."""
+def read_drafts(
+    store: Reader, row_xid: Xid, expected: int, damaged: Callable[[bytes, bytes | None, str], None]
+) -> list[KeptDraft]:
+    """What a commit is to enqueue, in order, payloads apart left where they are.
+
+    `damaged` is called with key, row and reason of a draft that cannot be read; the others were promised.
+    """
     found: list[KeptDraft] = []
-    for _, raw in store.scan(Family.BRANCH_DRAFTS, *prefix_range(branch_draft_prefix(*row_xid))):
+    numbers = {branch_draft_key(*row_xid, number) for number in range(expected)}
+    for key, raw in store.scan(Family.BRANCH_DRAFTS, *prefix_range(branch_draft_prefix(*row_xid))):
+        numbers.discard(key)
         try:
             found.append(decode_draft(raw))
-        except (msgspec.DecodeError, ValueError, CorruptionError):
-            raise CorruptionError(f"message {len(found)} of branch {row_xid} is damaged ({len(raw)} bytes)") from None
-    if len(found) != expected:
-        raise CorruptionError(f"branch {row_xid} is to enqueue {expected} messages, and {len(found)} are there")
+        except CorruptionError as error:
+            damaged(key, raw, f"a message of branch {row_xid} is damaged: {error}")
+    for key in sorted(numbers):
+        damaged(key, None, f"a message of branch {row_xid} is missing")
     return found
 
 
 def decode_draft(raw: bytes) -> KeptDraft:
+    """A draft; CorruptionError if it cannot be read."""
+    try:
+        return _decode_draft(raw)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise CorruptionError(f"a draft of {len(raw)} bytes cannot be read: {error}") from None
+
+
+def _decode_draft(raw: bytes) -> KeptDraft:
     queue, at = take_lp(raw, 0)
-    body_id = rows.NO_BODY
-    if raw[at : at + 1] == _APART:
-        at += 1 + _ID_BYTES
+    body_id, body_bytes = rows.NO_BODY, None
+    if raw.startswith(_APART, at):
+        at += len(_APART) + _ID_BYTES
         body_id = raw[at - _ID_BYTES : at]
-    return KeptDraft(queue.decode(), _DECODE_DRAFT(raw[at:]), body_id)
+        body_bytes = int.from_bytes(raw[at : at + _SIZE.size], "big")
+        at += _SIZE.size
+    elif raw.startswith(_APART_OLD, at):
+        at += len(_APART_OLD) + _ID_BYTES
+        body_id = raw[at - _ID_BYTES : at]
+    return KeptDraft(queue.decode(), _DECODE_DRAFT(raw[at:]), body_id, body_bytes)
 
 
 def release_bodies(change: Change, content: Content, drafts: Iterable[KeptDraft]) -> None:

@@ -10,14 +10,16 @@ publisher is confirmed like any other when the change is durable.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 from basaltmq.errors import BasaltError
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 
 Step: TypeAlias = Callable[[], None]
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 class Change:
@@ -29,8 +31,10 @@ class Change:
         "_steps_before",
         "_steps_last",
         "_steps_undo",
+        "at",
         "batch",
         "fresh",
+        "is_callers_fault",
         "marks",
         "now_ns",
         "ready",
@@ -42,6 +46,10 @@ class Change:
     def __init__(self, now_ns: int) -> None:
         self.now_ns = now_ns
         self.batch = Batch()
+        self.at = ""
+        """The queue that the operation was last at: the one that an unexpected error is blamed on."""
+        self.is_callers_fault = False
+        """Whether what failed is a function that the caller handed in."""
         self.fresh: set[bytes] = set()
         """Keys of messages that were published and handed out in this change."""
         self.marks: set[object] = set()
@@ -91,19 +99,21 @@ class Change:
             self.batch.ops = [op for op in self.batch.ops if (op[1], op[2]) not in cancelled]
         return self.batch
 
-    def applied(self) -> None:
-        for step in self._steps_after:
-            step()
-        for step in self._steps_last.values():
-            step()
+    def applied(self) -> Exception | None:
+        """Run what follows the write, all of it; the first error, which leaves memory in doubt and not the disk."""
+        failure = _run([*self._steps_after, *self._steps_last.values()])
         if self.told is not None and self.tell is not None:
             self.tell(self.told)
-        self._forget_steps()
+        if failure is None:
+            self._forget_steps()
+        return failure
 
-    def refused(self) -> None:
-        for step in reversed(self._steps_undo):
-            step()
-        self._forget_steps()
+    def refused(self) -> Exception | None:
+        """Put memory back, all of it; the first error, which leaves memory in doubt."""
+        failure = _run(self._steps_undo[::-1])
+        if failure is None:
+            self._forget_steps()
+        return failure
 
     def _forget_steps(self) -> None:
         """Steps refer to their change. Without this cycle the batch is freed at once, not by the garbage collector."""
@@ -111,3 +121,25 @@ class Change:
         self._steps_after = []
         self._steps_undo = []
         self._steps_last = {}
+
+    def owners(self) -> list[object]:
+        """Whose rows sum up the change: the queues it changed."""
+        return list(self._steps_before)
+
+    def of_caller(self, ask: Callable[[A], B], about: A) -> B:
+        """Ask a function that a caller handed in; its errors are the caller's, and no queue is blamed for them."""
+        try:
+            return ask(about)
+        except Exception:
+            self.is_callers_fault = True
+            raise
+
+
+def _run(steps: Sequence[Step]) -> Exception | None:
+    failure: Exception | None = None
+    for step in steps:
+        try:
+            step()
+        except Exception as error:
+            failure = failure or error
+    return failure

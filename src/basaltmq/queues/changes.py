@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from basaltmq.errors import StoreClosedError, TransactionError
+from basaltmq.errors import BasaltError, StoreClosedError, TransactionError
 from basaltmq.queues.change import Change
 from basaltmq.store.api import Store
 from basaltmq.store.commit import GroupCommit
@@ -34,17 +34,21 @@ class Changes:
         *,
         written: Callable[[Change], None],
         follow_up: Callable[[], None],
+        failed: Callable[[str, Exception], BasaltError],
     ) -> None:
-        """`written` is called with every change once memory shows it, `follow_up` behind every operation."""
+        """`written` is called with every change once memory shows it, `follow_up` behind every operation. `failed` is
+        called with the queue that an unexpected error hit, and returns what its callers are told."""
         self.lock = threading.RLock()
         self.clock_ns = clock_ns
         self._store = store
         self.commit = commit
         self._written = written
         self._follow_up = follow_up
+        self._failed = failed
         self._current: Change | None = None
         self._current_wants_sync = False
         self._current_broken = False
+        self._current_blame: tuple[str, Exception] | None = None
         self._closed = False
 
     @property
@@ -62,22 +66,53 @@ class Changes:
             if self._closed:
                 self.require_open()
             if self._current is not None:
-                try:
-                    return operation(self._current)
-                except BaseException:
-                    self._current_broken = True
-                    raise
-            change = Change(self.clock_ns() if now_ns is None else now_ns)
-            try:
-                result = operation(change)
-            except BaseException:
-                change.refused()
-                raise
-            self.write(change)
+                return self._do_inside(self._current, operation)
+            change, result = self.run(operation, now_ns)
             self._follow_up()
             if change.refusal is not None:
                 raise change.refusal
             return result
+
+    def run(self, operation: Callable[[Change], T], now_ns: int | None = None) -> tuple[Change, T]:
+        """Run an operation as a change of its own and nothing after it. The lock is held."""
+        change = Change(self.clock_ns() if now_ns is None else now_ns)
+        try:
+            result = operation(change)
+        except BaseException as error:
+            refusal = self._refuse(change, error, self._blame(change, error))
+            if refusal is error:
+                raise
+            raise refusal from error
+        self.write(change)
+        return change, result
+
+    def _do_inside(self, change: Change, operation: Callable[[Change], T]) -> T:
+        change.at = ""
+        try:
+            return operation(change)
+        except BaseException as error:
+            self._current_broken = True
+            self._current_blame = self._current_blame or self._blame(change, error)
+            raise
+
+    def _blame(self, change: Change, error: BaseException) -> tuple[str, Exception] | None:
+        """The queue that an error hit that nobody raised on purpose."""
+        if not isinstance(error, Exception) or isinstance(error, BasaltError) or change.is_callers_fault:
+            return None
+        return (change.at, error) if change.at else None
+
+    def _refuse(self, change: Change, error: BaseException, blame: tuple[str, Exception] | None) -> BaseException:
+        """Put memory back; the error to raise. A queue that is to blame, or whose memory is in doubt, fails."""
+        undone = change.refused()
+        if undone is not None:
+            self._fail_all(change, undone)
+        return error if blame is None else self._failed(*blame)
+
+    def _fail_all(self, change: Change, error: Exception) -> None:
+        owners = (getattr(owner, "name", "") for owner in change.owners())
+        for name in dict.fromkeys([*owners, *change.ready, change.at]):
+            if name:
+                self._failed(name, error)
 
     @contextmanager
     def change(self) -> Iterator[None]:
@@ -86,13 +121,16 @@ class Changes:
             self.require_alone("change")
             change = self._current = Change(self.clock_ns())
             self._current_wants_sync = self._current_broken = False
+            self._current_blame = None
             try:
                 yield
                 if self._current_broken:
                     raise TransactionError("an operation inside the change failed; nothing of the change is done")
-            except BaseException:
-                change.refused()
-                raise
+            except BaseException as error:
+                refusal = self._refuse(change, error, self._current_blame)
+                if refusal is error:
+                    raise
+                raise refusal from error
             finally:
                 self._current = None
             self.write(change)
@@ -107,10 +145,15 @@ class Changes:
             batch = change.seal()
             if batch:
                 self._store.write(batch)
-        except BaseException:
-            change.refused()
-            raise
-        change.applied()
+        except BaseException as error:
+            refusal = self._refuse(change, error, self._blame(change, error))
+            if refusal is error:
+                raise
+            raise refusal from error
+        failure = change.applied()
+        if failure is not None:
+            # The change is written; what memory makes of it is read again from disk.
+            self._fail_all(change, failure)
         self._written(change)
 
     def sync(self) -> None:

@@ -32,6 +32,9 @@ EXTRA_BYTES_MAX: Final = 1 << 20
 
 COUNT_MAX: Final = (1 << 63) - 1
 
+DEAD_LETTERS: Final = ".dlq"
+"""What the name of a dead-letter queue ends with that nobody named."""
+
 
 class Overflow(enum.Enum):
     """What happens to a publish beyond `length_max` or `bytes_max`."""
@@ -150,3 +153,21 @@ def decode_config(name: str, row: bytes) -> QueueConfig:
     if config.name != name:
         raise CorruptionError(f"the configuration of queue {name!r} says that it is of {config.name!r}")
     return config
+
+
+def default_row(key: bytes) -> bytes | None:
+    """The row of a queue whose own row cannot be read: it is served with the defaults. None if the key names none.
+
+    Where its dead letters went is not known. They go to `<name>.dlq`: without a queue for them they are dropped.
+    """
+    try:
+        name = key.decode()
+        plain = QueueConfig(name=name)
+    except (UnicodeDecodeError, InvalidConfigError):
+        return None
+    if name.endswith(DEAD_LETTERS):
+        return encode_config(plain)
+    try:
+        return encode_config(QueueConfig(name=name, dead_letter_queue=name + DEAD_LETTERS))
+    except InvalidConfigError:
+        return encode_config(plain)

@@ -46,25 +46,31 @@ class Content:
     def get(self, entry: Entry) -> bytes:
         return self.get_many([entry])[0]
 
-    def read(self, body_id: bytes) -> bytes:
-        """A body by its id."""
+    def read(self, body_id: bytes, size_bytes: int | None) -> bytes:
+        """A body by its id and its size, where that is known."""
         body = self._store.get(Family.BODIES, body_key(body_id))
         if body is None:
             raise CorruptionError(f"the body {body_id.hex()} is missing")
+        if size_bytes is not None and len(body) != size_bytes:
+            raise CorruptionError(f"the body {body_id.hex()} is {len(body)} bytes long, not {size_bytes}")
         return body
 
     def get_many(self, entries: Sequence[Entry]) -> list[bytes]:
         """The bodies of entries that have theirs apart."""
-        wanted = [body_key(body_of(e.row)) for e in entries]
         bodies: list[bytes] = []
-        for entry, body in zip(entries, self._store.get_many(Family.BODIES, wanted), strict=True):
-            if body is None or len(body) != entry.size_bytes:
-                raise CorruptionError(
-                    f"the body of message {entry.key[-16:].hex()} is "
-                    + ("missing" if body is None else f"{len(body)} bytes long, not {entry.size_bytes}")
-                )
+        for body in self.find_many(entries):
+            if isinstance(body, CorruptionError):
+                raise body
             bodies.append(body)
         return bodies
+
+    def find_many(self, entries: Sequence[Entry]) -> list[bytes | CorruptionError]:
+        """The same, with an error in the place of each body that is missing or cut."""
+        wanted = [body_key(body_of(e.row)) for e in entries]
+        return [
+            body if body is not None and len(body) == entry.size_bytes else _damaged(entry, body)
+            for entry, body in zip(entries, self._store.get_many(Family.BODIES, wanted), strict=True)
+        ]
 
     def release(self, change: Change, bodies: Iterable[tuple[bytes, bytes, int]]) -> None:
         """Messages (body id, message id, flags) are gone for good; take along what nobody else has."""
@@ -107,6 +113,11 @@ class Content:
             if ref not in leaving and before.get(ref, True):
                 return True
         return False
+
+
+def _damaged(entry: Entry, body: bytes | None) -> CorruptionError:
+    what = "missing" if body is None else f"{len(body)} bytes long, not {entry.size_bytes}"
+    return CorruptionError(f"the body of message {entry.key[-16:].hex()} is {what}")
 
 
 def _references(change: Change) -> dict[bytes, dict[bytes, bool]]:

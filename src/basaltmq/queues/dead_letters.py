@@ -150,8 +150,11 @@ def _bury_routed(
     own: list[Entry] = []
     gone: list[Entry] = []
     moving: list[tuple[Entry, Message, list[Queue]]] = []
+    bodies = queue.bodies(change, [entry for entry in entries if entry.flags & APART])
     for entry in entries:
-        message = queue.open(entry, queue.body_of(change, entry) if entry.flags & APART else None)
+        if entry.flags & APART and entry.key not in bodies:
+            continue
+        message = queue.open(entry, bodies.get(entry.key))
         routed = route(queue.config, message, reason)
         if routed is None:
             own.append(entry)

@@ -5,7 +5,7 @@
 
 Both rows are in the batch of the message, so either all of it happened or nothing. The window counts from the first
 publish and outlives the message: a repeat after the ack is still a repeat. Ids leave in batches when their time has
-come (timers.py), at a granularity of `SWEEP_NS`; an id past its window that has not been swept is not a repeat.
+come (timers.py), at a granularity of `timers.DEDUP_NS`; an id past its window that has not been swept is not a repeat.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from itertools import islice
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
+from basaltmq.errors import CorruptionError
 from basaltmq.queues import timers
 from basaltmq.queues.change import Change
 from basaltmq.queues.draft import Draft
@@ -29,9 +30,6 @@ from basaltmq.store.keys import (
 
 if TYPE_CHECKING:
     from basaltmq.queues.queue import Queue
-
-SWEEP_NS: Final = 1_000_000_000
-"""Ids leave at most a second late: one timer a second and queue instead of one per publish."""
 
 SWEEP_MAX: Final = 5000
 """Ids swept in one batch."""
@@ -51,10 +49,19 @@ def known(queue: Queue, change: Change, drafts: Sequence[Draft | bytes]) -> dict
     for (index, _), key, row in zip(named, keys, queue.shared.store.get_many(Family.DEDUP, keys), strict=True):
         row = pending.get(key, row)
         if row is not None:
-            expires_ns, message_id = _ROW.unpack(row)
+            expires_ns, message_id = _read(queue, key, row)
             if expires_ns > change.now_ns:
                 repeats[index] = message_id
     return repeats
+
+
+def _read(queue: Queue, key: bytes, row: bytes) -> tuple[int, bytes]:
+    """When an id leaves its window, and its message; an id whose row cannot be read has left it."""
+    if len(row) != _ROW.size:
+        queue.shared.quarantine.note(Family.DEDUP, key, row, f"a deduplication row has {len(row)} bytes")
+        return 0, b""
+    expires_ns, message_id = _ROW.unpack(row)
+    return expires_ns, message_id
 
 
 def within(drafts: Sequence[Draft | bytes]) -> dict[int, int]:
@@ -76,7 +83,7 @@ def remember(
     window_ms = queue.config.dedup_window_ms
     assert window_ms is not None
     expires_ns = change.now_ns + window_ms * _MS
-    due_ns = expires_ns + -expires_ns % SWEEP_NS
+    due_ns = expires_ns + -expires_ns % timers.DEDUP_NS
     for index, (draft, message_id) in enumerate(zip(drafts, ids, strict=True)):
         if isinstance(draft, Draft) and draft.dedup_id and index not in repeats:
             change.batch.put(Family.DEDUP, dedup_key(queue.name, draft.dedup_id), _ROW.pack(expires_ns, message_id))
@@ -88,10 +95,20 @@ def sweep(queue: Queue, change: Change) -> bool:
     """Forget ids that left their window; True if there are more."""
     start, _ = prefix_range(dedup_expiry_prefix(queue.name))
     end = start + (change.now_ns + 1).to_bytes(8, "big")
-    gone = [key for key, _ in islice(queue.shared.store.scan(Family.DEDUP_EXPIRY, start, end), SWEEP_MAX)]
-    names = [dedup_key(queue.name, decode_dedup_expiry_key(key)[2]) for key in gone]
-    for key, name, row in zip(gone, names, queue.shared.store.get_many(Family.DEDUP, names), strict=True):
+    page = list(islice(queue.shared.store.scan(Family.DEDUP_EXPIRY, start, end), SWEEP_MAX))
+    gone: list[bytes] = []
+    names: list[bytes] = []
+    for key, row in page:
+        try:
+            names.append(dedup_key(queue.name, decode_dedup_expiry_key(key)[2]))
+        except CorruptionError as error:
+            queue.shared.quarantine.note(Family.DEDUP_EXPIRY, key, row, str(error))
+        else:
+            gone.append(key)
+    for key, name, found in zip(gone, names, queue.shared.store.get_many(Family.DEDUP, names), strict=True):
         change.batch.delete(Family.DEDUP_EXPIRY, key)
-        if row is not None and _ROW.unpack(row)[0] <= change.now_ns:
+        if found is not None and len(found) != _ROW.size:
+            _read(queue, name, found)
+        elif found is not None and _ROW.unpack(found)[0] <= change.now_ns:
             change.batch.delete(Family.DEDUP, name)
-    return len(gone) == SWEEP_MAX
+    return len(page) == SWEEP_MAX

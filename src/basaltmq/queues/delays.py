@@ -13,12 +13,20 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from basaltmq.errors import CorruptionError
 from basaltmq.queues import reclaim, rows, timers
 from basaltmq.queues.backing import APART, SPILLED, TRANSIENT, Entry
 from basaltmq.queues.change import Change
 from basaltmq.queues.expiry import expire
 from basaltmq.store.families import Family
-from basaltmq.store.keys import message_of, prefix_range, timed_message_bound, timed_message_prefix, timed_of
+from basaltmq.store.keys import (
+    decode_timed_message_key,
+    message_of,
+    prefix_range,
+    timed_message_bound,
+    timed_message_prefix,
+    timed_of,
+)
 
 if TYPE_CHECKING:
     from basaltmq.queues.queue import Queue
@@ -62,8 +70,10 @@ def return_due(queue: Queue, change: Change) -> bool:
     entries: list[Entry] = []
     dead: list[Entry] = []
     for key, row in found:
+        entry = _read(queue, key, row)
+        if entry is None:
+            continue
         change.batch.delete(Family.DELAYED, key)
-        entry = rows.read_entry(message_of(key)[0], row)
         if key[-24:-16] < grave:
             dead.append(entry)
             continue
@@ -75,6 +85,16 @@ def return_due(queue: Queue, change: Change) -> bool:
     change.after(lambda: _looked(queue, after))
     _come_back(queue, change, entries)
     return len(found) == RETURN_MAX
+
+
+def _read(queue: Queue, key: bytes, row: bytes) -> Entry | None:
+    """The entry of a delayed message; None if it cannot be read, and then it is noted for the quarantine."""
+    try:
+        decode_timed_message_key(key)
+        return rows.read_entry(message_of(key)[0], row)
+    except CorruptionError as error:
+        queue.shared.quarantine.note(Family.DELAYED, key, row, str(error))
+        return None
 
 
 def _looked(queue: Queue, after: bytes) -> None:
@@ -100,4 +120,4 @@ def delayed(queue: Queue, count: int, after: bytes = b"") -> list[tuple[int, Ent
     """Delayed messages with their due times, by due time, from behind the delayed key `after`."""
     start, end = prefix_range(timed_message_prefix(queue.name))
     found = islice(queue.shared.store.scan(Family.DELAYED, max(start, after + b"\0"), end), count)
-    return [(message_of(key)[1], rows.read_entry(message_of(key)[0], row)) for key, row in found]
+    return [(message_of(key)[1], entry) for key, row in found if (entry := _read(queue, key, row)) is not None]

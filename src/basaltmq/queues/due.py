@@ -1,15 +1,19 @@
 """What is due: leases that ran out, timers, tokens that came, queues over their limits. A bounded piece per call.
 
 Time is the caller's: `run(now_ns)` does what is due and says when to call again; `on_deadline` tells that the next
-deadline moved closer. What fails stays due.
+deadline moved closer. What fails stays due; what is due in a queue that is down, or that cannot be read, is put off for
+`PUT_OFF_NS`, and everything else goes on.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Final
 
-from basaltmq.errors import StaleLeaseError
+from basaltmq.errors import CorruptionError, QueueFailedError, QueueNotFoundError, StaleLeaseError
 from basaltmq.queues import dedup, delays, expiry, limits, timers
 from basaltmq.queues.change import Change
 from basaltmq.queues.changes import Changes
@@ -30,6 +34,12 @@ in which nobody else has the plane."""
 
 FOLLOW_UP_MAX: Final = 16
 """Batches of one operation that bring other queues back to their limits; the rest waits for `run`."""
+
+
+PUT_OFF_NS: Final = 1_000_000_000
+"""Before something is tried again that is due in a queue which is down or cannot be read."""
+
+_log: Final = logging.getLogger("basaltmq")
 
 
 class Due:
@@ -65,6 +75,9 @@ class Due:
     def run(self, now_ns: int) -> int | None:
         """Do a bounded piece of what is due; when to come again, None: never."""
         self.bring_back_to_limits()
+        if self._shared.timers.rearm is not None:
+            rearm = self._shared.timers.rearm
+            self._changes.do(lambda change: rearm.step(self._shared.timers, change), now_ns)
         rows = served = 0
         while rows < DUE_ROWS and served < DUE_MAX:
             due = self._shared.lease_expiry.due(now_ns, 1)
@@ -73,6 +86,9 @@ class Due:
             expires_ns, name, token = due[0]
             try:
                 rows += self._expire_lease(now_ns, expires_ns, name, token)
+            except (QueueFailedError, CorruptionError) as error:
+                _log.error("a lease of queue %r is ended later: %s", name, error)
+                self._shared.lease_expiry.add(now_ns + PUT_OFF_NS, name, token)
             except BaseException:
                 self._shared.lease_expiry.add(expires_ns, name, token)
                 raise
@@ -80,7 +96,11 @@ class Due:
         # Timers have a turn however many leases there are.
         rows = 0
         for timer in self._shared.timers.due(now_ns, DUE_MAX):
-            rows += self._serve(now_ns, timer)
+            try:
+                rows += self._serve(now_ns, timer)
+            except (QueueFailedError, CorruptionError) as error:
+                _log.error("what is due in queue %r is put off: %s", timer.queue, error)
+                rows += self._changes.do(partial(self._put_off, timer), now_ns)
             if rows >= DUE_ROWS:
                 break
         if self._shared.reclaim.is_pending:
@@ -91,7 +111,7 @@ class Due:
 
     def deadline_ns(self) -> int | None:
         """When something is due next."""
-        if self._over_limit or self._shared.reclaim.is_pending:
+        if self._over_limit or self._shared.reclaim.is_pending or self._shared.timers.rearm is not None:
             return 0
         # Asked with every change: leases and timers, as a rule, are all there is.
         first = self._shared.lease_expiry.deadline_ns()
@@ -118,13 +138,17 @@ class Due:
             if not self._over_limit or self._changes.is_open:
                 break
             name = next(iter(self._over_limit))
-            del self._over_limit[name]
-            if self._loaded.config(name) is not None:
-                change = Change(self._changes.clock_ns())
-                queue = self._loaded.require(name)
-                if limits.bring_back(queue, change):
-                    self._over_limit[name] = None
-                self._changes.write(change)
+            is_over = False
+            with suppress(QueueNotFoundError, QueueFailedError):
+                # A queue that is gone or down is not brought back; the next message asks again.
+                _, is_over = self._changes.run(partial(self._bring_back, name))
+            if not is_over:
+                self._over_limit.pop(name, None)
+
+    def _bring_back(self, name: str, change: Change) -> bool:
+        queue = self._loaded.require(name)
+        change.at = name
+        return limits.bring_back(queue, change)
 
     def _token_queues(self) -> list[str]:
         """Queues of which somebody wants to know when a token comes."""
@@ -155,6 +179,7 @@ class Due:
             return 1
 
         def end(change: Change) -> int:
+            change.at = name
             expire_lease(queue, change, token)
             return len(change.batch)
 
@@ -182,8 +207,14 @@ class Due:
             self._delete(timer.queue)
         return self._changes.do(serve, now_ns)
 
+    def _put_off(self, timer: Timer, change: Change) -> int:
+        self._shared.timers.clear(change, timer)
+        self._shared.timers.set(change, change.now_ns + PUT_OFF_NS, timer.kind, timer.queue)
+        return len(change.batch)
+
     def _fire(self, change: Change, timer: Timer) -> bool:
         queue = self._loaded.require(timer.queue)
+        change.at = queue.name
         if timer.kind == timers.DELAYED:
             return delays.return_due(queue, change)
         if timer.kind == timers.EXPIRY:

@@ -15,13 +15,14 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from basaltmq.errors import CorruptionError
 from basaltmq.queues import rows, timers
 from basaltmq.queues.backing import Entry
 from basaltmq.queues.change import Change
 from basaltmq.queues.dead_letters import EXPIRED, bury
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT
 from basaltmq.store.families import Family
-from basaltmq.store.keys import message_of, timed_message_bound
+from basaltmq.store.keys import decode_timed_message_key, message_of, timed_message_bound
 
 if TYPE_CHECKING:
     from basaltmq.queues.queue import Queue
@@ -61,13 +62,18 @@ def expire_due(queue: Queue, change: Change) -> bool:
     start = max(queue.expiry_from, timed_message_bound(queue.name, 0))
     end = timed_message_bound(queue.name, now_ns + 1)
     index = [key for key, _ in islice(queue.shared.store.scan(Family.MESSAGE_EXPIRY, start, end), EXPIRE_MAX)]
-    message_keys = [message_of(key)[0] for key in index]
+    sound = [key for key in index if _is_sound(queue, key)]
+    message_keys = [message_of(key)[0] for key in sound]
     found = queue.shared.store.get_many(Family.MESSAGES, message_keys)
     waiting: list[Entry] = []
-    for key, message_key, row in zip(index, message_keys, found, strict=True):
+    for key, message_key, row in zip(sound, message_keys, found, strict=True):
         change.batch.delete(Family.MESSAGE_EXPIRY, key)
-        if row is not None and message_key not in taken and not queue.leases.has_key(message_key):
+        if row is None or message_key in taken or queue.leases.has_key(message_key):
+            continue
+        try:
             waiting.append(rows.read_entry(message_key, row))
+        except CorruptionError as error:
+            queue.shared.quarantine.note(Family.MESSAGES, message_key, row, str(error))
     if waiting:
         queue.touch(change)
         queue.stats.expired += len(waiting)
@@ -75,6 +81,16 @@ def expire_due(queue: Queue, change: Change) -> bool:
     after = end if len(index) < EXPIRE_MAX else index[-1] + b"\0"
     change.after(lambda: _looked(queue, after))
     return len(head) == EXPIRE_MAX or len(index) == EXPIRE_MAX
+
+
+def _is_sound(queue: Queue, key: bytes) -> bool:
+    """Whether a key of the index can be read; one that cannot is noted for the quarantine."""
+    try:
+        decode_timed_message_key(key)
+    except CorruptionError as error:
+        queue.shared.quarantine.note(Family.MESSAGE_EXPIRY, key, b"", str(error))
+        return False
+    return True
 
 
 def _looked(queue: Queue, after: bytes) -> None:

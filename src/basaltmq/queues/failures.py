@@ -43,7 +43,7 @@ def fail(
 ) -> None:
     """Messages that left their lease have failed. `reject`: do not try again, whatever limits and scripts say."""
     queue.touch(change)
-    queue.load_rows(entries, change)
+    entries = queue.load_rows(entries, change)
     as_they_were = [(entry, entry.row, entry.flags) for entry in entries]
     change.undo(lambda: _restore(as_they_were))
     queue.stats.failed += len(entries)
@@ -95,7 +95,7 @@ def fail(
 
 def count_returns(queue: Queue, change: Change, entries: list[Entry], limit: int) -> list[Entry]:
     """Messages come back without having failed; those that may do so once more, with the count in their rows."""
-    queue.load_rows(entries, change)
+    entries = queue.load_rows(entries, change)
     as_they_were = [(entry, entry.row, entry.flags) for entry in entries]
     change.undo(lambda: _restore(as_they_were))
     staying: list[Entry] = []

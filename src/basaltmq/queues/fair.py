@@ -16,6 +16,8 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Final
 
+from basaltmq.errors import CorruptionError
+from basaltmq.queues import on_disk
 from basaltmq.queues.backing import Entry, Info, Leased
 from basaltmq.queues.budget import MemoryBudget, PagingLimits
 from basaltmq.queues.change import Change
@@ -24,12 +26,13 @@ from basaltmq.queues.fairness import FairScheduler
 from basaltmq.queues.paging import PagingQueue
 from basaltmq.queues.plain import Plain
 from basaltmq.queues.proxy import Proxy
+from basaltmq.queues.quarantine import Suspects
 from basaltmq.queues.row_changes import cancel_rows, delete_rows, put_rows
 from basaltmq.queues.rows import prefix_of, read_entries, weight_of
 from basaltmq.store.api import Store
 from basaltmq.store.families import Family
 from basaltmq.store.keys import lp, message_prefix, prefix_range, take_lp
-from basaltmq.store.ranges import Range, read_ranges
+from basaltmq.store.ranges import Piece, Range, Row, read_ranges
 
 _PLACE_BYTES: Final = 24
 """Enqueue time and id: what a message's key has behind its sub-queue."""
@@ -62,36 +65,39 @@ _FLOOR_SUBS_MAX: Final = 64
 
 
 def sub_queues_on_disk(
-    store: Store, queue: str, floor: bytes = b"", *, spilled: bool = False
+    store: Store, queue: str, suspects: Suspects, floor: bytes = b"", *, spilled: bool = False
 ) -> Iterator[tuple[str, bytes]]:
     """Sub-queues that have a row at or above the place `floor`, each with one of them; with `spilled` those of
     transient messages too, which may be named a second time.
 
-    The usual sub-queue is looked at from the floor on: below it there may be millions of tombstones.
+    The usual sub-queue is looked at from the floor on: below it there may be millions of tombstones. A row whose key
+    names no sub-queue is noted and left out.
     """
-    yield from _sub_queues_of(store, Family.MESSAGES, queue, floor)
+    yield from _sub_queues_of(store, suspects, Family.MESSAGES, queue, floor)
     if spilled:
-        yield from _sub_queues_of(store, Family.TRANSIENT, queue, floor)
+        yield from _sub_queues_of(store, suspects, Family.TRANSIENT, queue, floor)
 
 
-def _sub_queues_of(store: Store, family: Family, queue: str, floor: bytes) -> Iterator[tuple[str, bytes]]:
+def _sub_queues_of(
+    store: Store, suspects: Suspects, family: Family, queue: str, floor: bytes
+) -> Iterator[tuple[str, bytes]]:
     prefix, end = prefix_range(message_prefix(queue))
     assert end is not None, "a length-prefixed name is never all 0xff"
     head = len(prefix)
     # The prefix alone is no message: the count of transient ones is there.
     start = prefix + b"\0"
     if not floor:
-        yield from _sub_queues(store, family, head, start, end, floor)
+        yield from _sub_queues(store, suspects, family, head, start, end, floor)
         return
     usual = prefix_of(queue, FAIRNESS_KEY_DEFAULT)
     behind = _above(usual)
-    yield from _sub_queues(store, family, head, start, usual, floor)
-    yield from _sub_queues(store, family, head, usual + floor, behind, floor)
-    yield from _sub_queues(store, family, head, behind, end, floor)
+    yield from _sub_queues(store, suspects, family, head, start, usual, floor)
+    yield from _sub_queues(store, suspects, family, head, usual + floor, behind, floor)
+    yield from _sub_queues(store, suspects, family, head, behind, end, floor)
 
 
 def _sub_queues(
-    store: Store, family: Family, head: int, start: bytes, end: bytes, floor: bytes
+    store: Store, suspects: Suspects, family: Family, head: int, start: bytes, end: bytes, floor: bytes
 ) -> Iterator[tuple[str, bytes]]:
     while True:
         current = b""
@@ -101,20 +107,32 @@ def _sub_queues(
             if current and key.startswith(current):
                 if not found and key[-_PLACE_BYTES:-16] >= floor:
                     found = True
-                    yield take_lp(current, head)[0].decode(), row
+                    yield current[head + 2 :].decode(), row
                 stepped += 1
                 if stepped > _STRIDE:
                     break
                 continue
-            sub, at = take_lp(key, head)
-            current, stepped = key[:at], 0
+            try:
+                sub = _sub_of(key, head)
+            except (CorruptionError, UnicodeDecodeError):
+                suspects.note(family, key, row, f"its key of {len(key)} bytes names no sub-queue")
+                continue
+            current, stepped = key[:-_PLACE_BYTES], 0
             found = key[-_PLACE_BYTES:-16] >= floor
             if found:
-                yield sub.decode(), row
+                yield sub, row
         else:
             return
         # Past the rows below the floor first, if that is all that was seen of it.
         start = _above(current) if found or start == current + floor else current + floor
+
+
+def _sub_of(key: bytes, head: int) -> str:
+    """The sub-queue in a key of a queue whose keys have it at `head`."""
+    sub, at = take_lp(key, head)
+    if at + _PLACE_BYTES != len(key):
+        raise CorruptionError(f"the key of a message has {len(key)} bytes, not {at + _PLACE_BYTES}")
+    return sub.decode()
 
 
 def _above(prefix: bytes) -> bytes:
@@ -141,6 +159,7 @@ class FairQueue(Proxy):
         "_spilled",
         "_store",
         "_subs",
+        "_suspects",
     )
 
     def __init__(
@@ -150,6 +169,7 @@ class FairQueue(Proxy):
         budget: MemoryBudget,
         limits: PagingLimits,
         leased: Leased,
+        suspects: Suspects,
         discover: Callable[[], Iterable[tuple[str, bytes]]] | None = None,
         floor: bytes = b"",
         *,
@@ -165,6 +185,7 @@ class FairQueue(Proxy):
         self._budget = budget
         self._limits = limits
         self._leased = leased
+        self._suspects = suspects
         self._subs: dict[str, PagingQueue] = {}
         self._order: list[bytes] | None = None
         """Sub-queues as their keys are ordered, gone ones among them; None if there are others, or nobody asked."""
@@ -231,25 +252,27 @@ class FairQueue(Proxy):
             self._budget,
             self._limits,
             self._leased,
+            self._suspects,
             known_empty=known_empty,
             head=prefix + self._floor,
             spilled=self._spilled,
         )
 
     def _known(self) -> None:
-        """Learn which sub-queues are on disk."""
+        """Learn which sub-queues are on disk. If reading fails, it is tried again with the next call."""
         if self._discover is None:
             return
-        discover, self._discover = self._discover, None
-        for sub, row in discover():
-            self.add_sub(sub, row)
+        found = [(sub, weight_of(row)) for sub, row in self._discover()]
+        self._discover = None
+        for sub, weight in found:
+            self.add_sub(sub, weight)
 
-    def add_sub(self, sub: str, row: bytes) -> None:
-        """A sub-queue is on disk, and this is a row of it."""
+    def add_sub(self, sub: str, weight: int) -> None:
+        """A sub-queue is on disk."""
         if sub not in self._subs:
             self._subs[sub] = self._make(sub, known_empty=False)
             self._choose_run()
-            self._scheduler.ready(sub, weight_of(row))
+            self._scheduler.ready(sub, weight)
 
     def fetch(self, count: int) -> list[Entry]:
         self._known()
@@ -315,19 +338,40 @@ class FairQueue(Proxy):
         wanted = sorted((place, sub) for sub, place in places.items())
         bytes_max = min(AHEAD_BYTES, max(1, self._limits.read_ahead_bytes, self._budget.room_bytes()))
         found = read_ranges(self._store, Family.MESSAGES, [place for place, _ in wanted], bytes_max)
-        rows = [row for each in found if each for row in each]
-        held = set(self._leased.held_among([key for key, _ in rows]))
-        entries = read_entries(rows)
-        at = charged = 0
-        for ((_, _, rows_max), sub), each in zip(wanted, found, strict=False):
-            if each is None:
-                continue
-            end = at + len(each)
-            mine = [entries[n] for n in range(at, end) if n not in held] if held else entries[at:end]
-            at = end
-            charged += self._subs[sub].take_in(mine, None if len(each) < rows_max else each[-1][0] + b"\0")
+        read = self._read([sub for _, sub in wanted], found)
+        charged = 0
+        for ((_, _, rows_max), sub), rows, entries in zip(wanted, found, read, strict=False):
+            if rows is not None:
+                cursor = None if len(rows) < rows_max else rows[-1][0] + b"\0"
+                charged += self._subs[sub].take_in(entries, cursor)
         self._budget.charge(charged)
         return [sub for _, sub in wanted[len(found) :]]
+
+    def _read(self, subs: list[str], found: list[list[Row] | None]) -> list[list[Entry]]:
+        """By sub-queue, the messages of rows that are not leased; rows that cannot be read are noted and left out."""
+        rows = [row for each in found if each for row in each]
+        held = set(self._leased.held_among([key for key, _ in rows]))
+        try:
+            entries: list[Entry] | None = read_entries(rows)
+        except CorruptionError:
+            entries = None
+        read: list[list[Entry]] = []
+        at = 0
+        for sub, each in zip(subs, found, strict=False):
+            begin, at = at, at + len(each or ())
+            key_bytes = self._head + len(sub.encode()) + _PLACE_BYTES
+            if each is None:
+                read.append([])
+            elif entries is None or [key for key, _ in each if len(key) != key_bytes]:
+                piece = Piece([], [], [])
+                piece.add(each)
+                prefix = prefix_of(self._queue, sub)
+                read.append([*on_disk.read(self._store, prefix, piece, self._leased, self._suspects)])
+            elif held:
+                read.append([entries[n] for n in range(begin, at) if n not in held])
+            else:
+                read.append(entries[begin:at])
+        return read
 
     def _lose(self, sub: str) -> None:
         del self._subs[sub]

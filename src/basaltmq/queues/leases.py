@@ -24,7 +24,7 @@ after a crash its messages are simply ready.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice
 from struct import Struct
@@ -36,6 +36,7 @@ from basaltmq.queues.backing import TRANSIENT, Entry
 from basaltmq.queues.change import Change
 from basaltmq.queues.config import DURATION_MS_MAX
 from basaltmq.queues.plain import Plain
+from basaltmq.queues.quarantine import Suspects
 from basaltmq.queues.rows import read_entry
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
@@ -69,6 +70,8 @@ EXPIRY_PAGE: Final = 1024
 
 HEAP_SLACK: Final = 1024
 """Settled leases that may wait in the heap beside as many as are alive."""
+BOOTS_SKIPPED: Final = 1 << 16
+"""Boot numbers skipped when the last one is lost, so that no token is given out twice."""
 
 UNLISTED_MAX: Final = 64
 """Calls whose messages are looked for by where the first and the last of them are, one call after the other."""
@@ -98,10 +101,14 @@ class Tokens:
         self._start = self._next = boot << _COUNT_BITS
 
     @classmethod
-    def open(cls, store: Store) -> Tokens:
+    def open(cls, store: Store, suspects: Suspects) -> Tokens:
         """Raise the boot number, durably."""
         raw = store.get(Family.VERSION, _BOOT_ROW)
-        boot = (0 if raw is None else _BOOT.unpack(raw)[0]) + 1
+        last = 0 if raw is None else _BOOT.unpack(raw)[0] if len(raw) == _BOOT.size else 1 << _BOOT_BITS
+        if last >> _BOOT_BITS:
+            last = _last_boot(store) + BOOTS_SKIPPED
+            suspects.note(Family.VERSION, _BOOT_ROW, raw, f"the boot number of leases is damaged; it goes on at {last}")
+        boot = last + 1
         if boot >> _BOOT_BITS:
             raise StorageError(f"the store was opened {boot} times; its lease tokens are used up: move to a new store")
         batch = Batch()
@@ -116,6 +123,17 @@ class Tokens:
 
     def is_of_this_boot(self, token: int) -> bool:
         return token > self._start
+
+
+def _last_boot(store: Store) -> int:
+    """The last boot that a lease on disk tells of."""
+    boot = 0
+    for key, _ in store.scan(Family.LEASE_CALLS):
+        try:
+            boot = max(boot, decode_lease_call_key(key)[1] >> _COUNT_BITS)
+        except CorruptionError:
+            continue
+    return min(boot, (1 << _BOOT_BITS) - 2 * BOOTS_SKIPPED)
 
 
 class LeaseCall:
@@ -256,17 +274,42 @@ class Leases:
         """Messages up to this place may have been leased before; of the others it is known."""
 
     @classmethod
-    def load(cls, store: Store, queue: str, returned_ns: int = 0) -> Leases:
-        """The leases that rows tell of, with those of their messages that still exist."""
+    def load(
+        cls,
+        store: Store,
+        queue: str,
+        suspects: Suspects,
+        returned_ns: int = 0,
+        last_ns: int = 0,
+        is_orphan: Callable[[LeaseCall], bool] = lambda call: False,
+    ) -> Leases:
+        """The leases that rows tell of, with those of their messages that still exist.
+
+        The messages of a lease whose row cannot be read, or that nobody can end (`is_orphan`), are ready; from there
+        every message up to the place `last_ns` may have been leased before.
+        """
         leases = cls(queue, returned_ns)
         for key, row in store.scan(Family.LEASE_CALLS, *prefix_range(lease_call_prefix(queue))):
-            call, message_keys = decode_lease_call(queue, decode_lease_call_key(key)[1], row)
+            try:
+                call, message_keys = decode_lease_call(queue, decode_lease_call_key(key)[1], row)
+                if is_orphan(call):
+                    raise CorruptionError(f"the branch of lease {call.token} of queue {queue!r} is not known")
+            except CorruptionError as error:
+                suspects.note(Family.LEASE_CALLS, key, row, str(error))
+                leases.returned_ns = max(leases.returned_ns, last_ns)
+                continue
             found = store.get_many(Family.MESSAGES, message_keys)
             for message_key, message_row in zip(message_keys, found, strict=True):
-                if message_row is not None:
+                message_id = message_key[-16:]
+                if message_row is None or message_id in leases._by_id:
+                    continue
+                try:
                     entry = read_entry(message_key, message_row)
-                    entry.row = b""
-                    call.entries[message_key[-16:]] = entry
+                except CorruptionError as error:
+                    suspects.note(Family.MESSAGES, message_key, message_row, str(error))
+                    continue
+                entry.row = b""
+                call.entries[message_id] = entry
             leases.restore(call, call.entries)
         return leases
 
@@ -476,8 +519,9 @@ class Leases:
 class LeaseExpiry:
     """Leases of all queues by time."""
 
-    def __init__(self, store: Store, tokens: Tokens) -> None:
+    def __init__(self, store: Store, tokens: Tokens, suspects: Suspects) -> None:
         self._store = store
+        self._suspects = suspects
         self._tokens = tokens
         self._heap: list[tuple[int, str, int]] = []
         self._expires: dict[int, int] = {}
@@ -495,6 +539,11 @@ class LeaseExpiry:
         if len(self._heap) > 2 * len(self._expires) + HEAP_SLACK:
             self._heap = [each for each in self._heap if self._expires.get(each[2]) == each[0]]
             heapify(self._heap)
+
+    def expect(self, call: LeaseCall, queue: str) -> None:
+        """A queue was loaded with this lease; its row in the expiry index may have been lost."""
+        if not call.is_hold and self._expires.get(call.token) != call.expires_ns:
+            self.add(call.expires_ns, queue, call.token)
 
     def remove(self, token: int) -> None:
         """Forget a lease that is settled. Its place in the heap goes when it comes up, or when too many wait there."""
@@ -540,6 +589,12 @@ class LeaseExpiry:
         for _, queue, token in self._left_over(key for key, _ in rows):
             self.add(0, queue, token)
 
-    def _left_over(self, keys: Iterable[bytes]) -> Iterable[tuple[int, str, int]]:
-        decoded = (decode_lease_call_expiry_key(key) for key in keys)
-        return (each for each in decoded if not self._tokens.is_of_this_boot(each[2]))
+    def _left_over(self, keys: Iterable[bytes]) -> Iterator[tuple[int, str, int]]:
+        for key in keys:
+            try:
+                expires_ns, queue, token = decode_lease_call_expiry_key(key)
+            except CorruptionError as error:
+                self._suspects.note(Family.LEASE_CALL_EXPIRY, key, b"", str(error))
+                continue
+            if not self._tokens.is_of_this_boot(token):
+                yield expires_ns, queue, token

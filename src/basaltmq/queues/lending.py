@@ -6,10 +6,11 @@ in their rows stay columns all the way (plain.py); whatever has to be said of on
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
-from basaltmq.queues.backing import APART, RETURNED, SPILLED, TRANSIENT, Entry
+from basaltmq.queues.backing import RETURNED, SPILLED, TRANSIENT, Entry
 from basaltmq.queues.change import Change
 from basaltmq.queues.delivery import PRIORITY, REDELIVERED, Deliveries, Delivery
 from basaltmq.queues.leases import LeaseCall
@@ -54,9 +55,14 @@ def lend_plain(queue: Queue, change: Change, plain: Plain, consumer: str, visibi
 
 
 def lend(
-    queue: Queue, change: Change, entries: list[Entry], consumer: str, visibility_ms: int | None
+    queue: Queue,
+    change: Change,
+    entries: list[Entry],
+    consumer: str,
+    visibility_ms: int | None,
+    bodies: Mapping[bytes, bytes],
 ) -> list[Delivery]:
-    """Hand entries out, whose rows are in memory."""
+    """Hand entries out, whose rows are in memory; `bodies` are those kept apart, by key."""
     token = queue.shared.tokens.next()
     message_keys = [e.key for e in entries]
     ids = [key[-16:] for key in message_keys]
@@ -68,7 +74,7 @@ def lend(
         for entry in entries:
             entry.row = b""
     else:
-        deliveries = _hand_out(queue, change, token, entries)
+        deliveries = _hand_out(queue, token, entries, bodies)
     queue.shared.events.note(change, LEASED, queue, deliveries, consumer, keys=message_keys, tried=True)
     return deliveries
 
@@ -99,9 +105,7 @@ def _are_plain(queue: Queue, entries: list[Entry], message_keys: list[bytes]) ->
     return until == _NOWHERE or not [key for key in message_keys if key[-24:-16] <= until]
 
 
-def _hand_out(queue: Queue, change: Change, token: int, entries: list[Entry]) -> list[Delivery]:
-    apart = [e for e in entries if e.flags & APART]
-    bodies = dict(zip([e.key for e in apart], queue.bodies(change, apart), strict=True)) if apart else {}
+def _hand_out(queue: Queue, token: int, entries: list[Entry], bodies: Mapping[bytes, bytes]) -> list[Delivery]:
     until = _until(queue)
     always = PRIORITY if queue.config.priorities_max else 0
     deliveries: list[Delivery] = []

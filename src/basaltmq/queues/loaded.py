@@ -11,27 +11,38 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Final
 
-from basaltmq.errors import QueueNotFoundError, ScriptError, StoreStalledError
+from basaltmq.errors import (
+    BasaltError,
+    CorruptionError,
+    QueueFailedError,
+    QueueNotFoundError,
+    ScriptError,
+    StoreStalledError,
+)
 from basaltmq.queues import timers
 from basaltmq.queues.backing import BackingQueue
 from basaltmq.queues.change import Change
-from basaltmq.queues.config import QueueConfig, decode_config, encode_config
+from basaltmq.queues.config import QueueConfig, decode_config, default_row, encode_config
+from basaltmq.queues.failed import FailedQueues
 from basaltmq.queues.fair import FairQueue, sub_queues_on_disk
+from basaltmq.queues.held import is_held
 from basaltmq.queues.hooks import QueueHooks
 from basaltmq.queues.leases import Leases
 from basaltmq.queues.paging import SPILL_WAIT_MS
 from basaltmq.queues.priority import PriorityQueue
 from basaltmq.queues.queue import MS, Queue, Shared
+from basaltmq.queues.recount import counted
 from basaltmq.queues.runtime_config import RuntimeConfig
 from basaltmq.queues.stats import QueueStats
 from basaltmq.queues.waiters import Waiters
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queue_key, queue_stats_key, transient_counts_key
+from basaltmq.store.keys import decode_queue_key, lp, prefix_range, queue_key, queue_stats_key, transient_counts_key
 
 LOADED_MAX: Final = 4096
 """Queues kept in memory: about 4 KiB each while idle."""
@@ -60,6 +71,7 @@ class LoadedQueues:
         self._clock_ns = clock_ns
         self._loaded_max = loaded_max
         self._queues: OrderedDict[str, Queue] = OrderedDict()
+        self.failures = FailedQueues()
         self._has_paged_out = False
         """Whether a queue was ever let go with transient messages."""
 
@@ -78,8 +90,25 @@ class LoadedQueues:
         queue = self._queues.get(name)
         if queue is not None:
             return queue.config
-        row = self._store.get(Family.QUEUES, queue_key(name))
-        return None if row is None else decode_config(name, row)
+        key = queue_key(name)
+        row = self._store.get(Family.QUEUES, key)
+        return None if row is None else self._read_config(key, row)
+
+    def configs(self, after: str, count: int) -> list[QueueConfig]:
+        """Configurations in the order of their names, from behind `after`."""
+        rows = self._store.scan(Family.QUEUES, queue_key(after) + b"\0" if after else b"")
+        found = (self._read_config(key, row) for key, row in rows)
+        return list(islice((config for config in found if config is not None), count))
+
+    def _read_config(self, key: bytes, row: bytes) -> QueueConfig | None:
+        """The configuration in a row. One that cannot be read is replaced by the defaults: the messages of the queue
+        must not be out of reach. None if the key is no name."""
+        try:
+            return decode_config(decode_queue_key(key), row)
+        except CorruptionError as error:
+            default = default_row(key)
+            self._shared.quarantine.note(Family.QUEUES, key, row, str(error), replacement=default)
+            return None if default is None else decode_config(key.decode(), default)
 
     def require(self, name: str) -> Queue:
         """The queue of this name, loaded."""
@@ -90,15 +119,85 @@ class LoadedQueues:
         config = self.config(name)
         if config is None:
             raise QueueNotFoundError(f"there is no queue {name!r}; create it first")
-        row = self._store.get(Family.QUEUE_STATS, queue_stats_key(name))
-        stats = QueueStats() if row is None else QueueStats.decode(name, row)
+        self.failures.require_up(name)
+        try:
+            queue = self._queues[name] = self._load(config)
+        except BasaltError:
+            raise
+        except Exception as error:
+            raise self.fail(name, error) from error
+        return queue
+
+    def _load(self, config: QueueConfig) -> Queue:
+        name, shared = config.name, self._shared
+        stats = self._stats(name)
         counts = self._store.get(Family.TRANSIENT, transient_counts_key(name)) if self._has_paged_out else None
         if counts is not None:
             stats.restore_transient(name, counts)
-        leases = Leases.load(self._store, name, stats.returned_ns)
-        queue = self._queues[name] = self._assemble(config, stats, leases)
+        last_ns = shared.places.last_ns
+        leases = Leases.load(
+            self._store, name, shared.quarantine, stats.returned_ns, last_ns, is_orphan=shared.is_orphan
+        )
+        for call in leases.calls():
+            if not is_held(call):
+                shared.lease_expiry.expect(call, name)
+        queue = self._assemble(config, stats, leases)
         queue.has_transient_row = counts is not None
         return queue
+
+    def _stats(self, name: str) -> QueueStats:
+        """The counts of a queue; those that are missing or damaged are made again from its rows."""
+        key = queue_stats_key(name)
+        row = self._store.get(Family.QUEUE_STATS, key)
+        if row is not None:
+            try:
+                return QueueStats.decode(name, row)
+            except CorruptionError as error:
+                reason = str(error)
+        else:
+            reason = f"the counts of queue {name!r} are missing"
+        quarantine = self._shared.quarantine
+        stats = counted(self._store, name, quarantine)
+        # What was delivered before is not known.
+        stats.returned_ns = self._shared.places.last_ns
+        quarantine.note(Family.QUEUE_STATS, key, row, reason, replacement=stats.encode())
+        return stats
+
+    def fail(self, name: str, error: Exception) -> QueueFailedError:
+        """An unexpected error hit a queue: let it go as after a crash, to be read again; what callers are told."""
+        told = self.failures.add(name, error, self._clock_ns())
+        self._discard(name)
+        return told
+
+    def _discard(self, name: str) -> None:
+        """Let a queue go whose memory is in doubt."""
+        queue = self._queues.pop(name, None)
+        if queue is None:
+            return
+        queue.account.charge(-queue.account.used_bytes)
+        self._shared.parked.pop(name, None)
+        if queue.hooks is not None:
+            queue.hooks.release()
+        batch = Batch()
+        start, end = prefix_range(lp(name))
+        assert end is not None, "a length-prefixed name is never all 0xff"
+        batch.delete_range(Family.TRANSIENT, start, end)
+        with suppress(BasaltError):
+            if self.config(name) is not None:
+                stats = self._stats(name)
+                stats.returned_ns = self._shared.places.last_ns
+                batch.put(Family.QUEUE_STATS, queue_stats_key(name), stats.encode())
+            self._store.write(batch)
+
+    def restart(self, change: Change, name: str) -> None:
+        """Read a queue again from disk, with its counts made anew; it is served again if it was down."""
+        if self.config(name) is None:
+            raise QueueNotFoundError(f"there is no queue {name!r}; create it first")
+        self._discard(name)
+        self.failures.forget(name)
+        stats = counted(self._store, name, self._shared.quarantine, before=self._stats(name))
+        change.batch.put(Family.QUEUE_STATS, queue_stats_key(name), stats.encode())
+        change.ready[name] = None
 
     def make(self, change: Change, config: QueueConfig) -> Queue:
         """Make a queue in a change."""
@@ -139,10 +238,20 @@ class LoadedQueues:
         spilled = stats.transient > 0
         discover = None
         if stats.depth():
-            discover = partial(sub_queues_on_disk, self._store, name, floor, spilled=spilled)
+            discover = partial(sub_queues_on_disk, self._store, name, shared.quarantine, floor, spilled=spilled)
 
         def fair(discover: Callable[[], Iterator[tuple[str, bytes]]] | None = None) -> FairQueue:
-            return FairQueue(self._store, name, account, shared.paging, leases, discover, floor, spilled=spilled)
+            return FairQueue(
+                self._store,
+                name,
+                account,
+                shared.paging,
+                leases,
+                shared.quarantine,
+                discover,
+                floor,
+                spilled=spilled,
+            )
 
         backing: BackingQueue = PriorityQueue(name, fair, discover) if config.priorities_max else fair(discover)
         queue = Queue(shared, config, stats, leases, backing, account, self._clock_ns())
@@ -210,5 +319,9 @@ class LoadedQueues:
         """Write what of a queue's counts was not worth a write of its own."""
         batch = Batch()
         queue.save(batch)
-        if batch:
-            self._store.write(batch)
+        try:
+            if batch:
+                self._store.write(batch)
+        except BaseException:
+            queue.has_unsaved = True
+            raise

@@ -203,5 +203,14 @@ def decode_row(key: bytes, row: bytes) -> Message:
     )
 
 
+def has_labels(row: bytes, labels_bytes: int) -> bool:
+    """Whether the headers and throttle keys of a row can be read."""
+    try:
+        _DECODE_LABELS(row[HEAD.size : HEAD.size + labels_bytes])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return True
+
+
 def _damaged(queue: str, message_id: bytes, row: bytes) -> CorruptionError:
     return CorruptionError(f"the row of message {message_id.hex()} in queue {queue!r} is damaged ({len(row)} bytes)")

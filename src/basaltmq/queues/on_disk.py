@@ -1,19 +1,21 @@
 """What a sub-queue has on disk: the rows of persistent messages, and of transient ones that memory had no room for.
 
 The two are families of their own and in one order here. As a rule there are only persistent ones, and those are read in
-bulk. What of them is leased, and where reading goes on, is paging.py's.
+bulk. What of them is leased, and where reading goes on, is paging.py's. A row that cannot be read is noted for the
+quarantine and left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import merge
 from itertools import islice
 from typing import Final
 
-from basaltmq.queues.backing import ENTRY_OVERHEAD_BYTES, SPILLED, TRANSIENT, Entry
+from basaltmq.queues.backing import ENTRY_OVERHEAD_BYTES, SPILLED, TRANSIENT, Entry, Leased
 from basaltmq.queues.plain import SMALL
-from basaltmq.queues.rows import read_entries
+from basaltmq.queues.quarantine import Suspects
+from basaltmq.queues.rows import fault_of, read_entries, read_plain
 from basaltmq.store.api import Store
 from basaltmq.store.families import Family
 from basaltmq.store.keys import prefix_range
@@ -21,6 +23,9 @@ from basaltmq.store.ranges import Piece, Row, read_pieces
 
 READ_CHUNK: Final = 32
 """Rows read between two looks at their size. A row is at most 2 MiB (headers and properties)."""
+
+_PLACE_BYTES: Final = 24
+"""Enqueue time and id: what a message's key has behind its sub-queue."""
 
 
 def scan(store: Store, prefix: bytes, start: bytes, *, spilled: bool) -> Iterator[Row]:
@@ -30,15 +35,62 @@ def scan(store: Store, prefix: bytes, start: bytes, *, spilled: bool) -> Iterato
     return merge(kept, store.scan(Family.TRANSIENT, start, end)) if spilled else kept
 
 
-def entries(store: Store, rows: list[Row], *, spilled: bool) -> list[Entry]:
+def entries(store: Store, rows: list[Row], suspects: Suspects, *, spilled: bool) -> list[Entry]:
     """Entries of rows; which of them are spilled ones is asked only where there are some."""
-    found = read_entries(rows)
+
+    def damaged(key: bytes, row: bytes, reason: str) -> None:
+        is_spilled = spilled and store.get(Family.TRANSIENT, key) is not None
+        suspects.note(Family.TRANSIENT if is_spilled else Family.MESSAGES, key, row, reason)
+
+    found = read_entries(rows, damaged)
     if spilled:
         transient = store.get_many(Family.TRANSIENT, [e.key for e in found])
         for entry, row in zip(found, transient, strict=True):
             if row is not None:
                 entry.flags |= TRANSIENT | SPILLED
     return found
+
+
+def read(
+    store: Store,
+    prefix: bytes,
+    piece: Piece,
+    leased: Leased,
+    suspects: Suspects,
+    *,
+    columns: bool = False,
+    spilled: bool = False,
+) -> Sequence[Entry]:
+    """The messages of a piece that are not leased, as columns if that is wanted and possible."""
+    keys, rows, sizes = piece
+    left_out = set(leased.held_among(keys))
+    key_bytes = len(prefix) + _PLACE_BYTES
+    if {*map(len, keys)} != {key_bytes}:
+        left_out |= {number for number, key in enumerate(keys) if len(key) != key_bytes}
+        for key, row in zip(keys, rows, strict=True):
+            if len(key) != key_bytes:
+                suspects.note(Family.MESSAGES, key, row, f"its key has {len(key)} bytes, not {key_bytes}")
+    if left_out:
+        chosen = [number for number in range(len(keys)) if number not in left_out]
+        keys, rows, sizes = [keys[n] for n in chosen], [rows[n] for n in chosen], [sizes[n] for n in chosen]
+    if not keys:
+        return []
+    if columns and not spilled:
+        plain = read_plain(keys, rows, sizes)
+        if plain is not None:
+            return plain
+    return entries(store, list(zip(keys, rows, strict=True)), suspects, spilled=spilled)
+
+
+def row_of(store: Store, entry: Entry, suspects: Suspects) -> bytes | None:
+    """The row of a message that lost it to the disk; None if it cannot be read."""
+    family = Family.TRANSIENT if entry.flags & SPILLED else Family.MESSAGES
+    row = store.get(family, entry.key)
+    fault = fault_of(entry.key, row)
+    if fault is None:
+        return row
+    suspects.note(family, entry.key, row, fault)
+    return None
 
 
 def pieces(

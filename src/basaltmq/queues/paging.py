@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final
 
+import msgspec
+
 from basaltmq.errors import StoreStalledError
 from basaltmq.queues import on_disk
 from basaltmq.queues.backing import (
@@ -32,12 +34,12 @@ from basaltmq.queues.budget import MemoryBudget, PagingLimits
 from basaltmq.queues.change import Change
 from basaltmq.queues.plain import Plain, Stretch
 from basaltmq.queues.proxy import Proxy
+from basaltmq.queues.quarantine import Suspects
 from basaltmq.queues.row_changes import cancel_rows, delete_rows, put_rows
-from basaltmq.queues.rows import read_plain
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.ranges import Piece, Range, Row
+from basaltmq.store.ranges import Range, Row
 
 __all__ = ["RESIDENT_BYTES_MIN", "MemoryBudget", "PagingLimits", "PagingQueue"]
 
@@ -63,6 +65,7 @@ class PagingQueue(Proxy):
         "_returned",
         "_store",
         "_stretch",
+        "_suspects",
         "_window",
         "budget",
         "cursor",
@@ -75,12 +78,14 @@ class PagingQueue(Proxy):
         budget: MemoryBudget,
         limits: PagingLimits,
         leased: Leased,
+        suspects: Suspects,
         *,
         known_empty: bool = False,
         head: bytes | None = None,
         spilled: bool = False,
     ) -> None:
         """`head`: a key at or below the first message, where reading begins. `spilled`: transient ones are on disk."""
+        self._suspects = suspects
         self._store = store
         self._prefix = prefix
         self.budget = budget
@@ -141,10 +146,7 @@ class PagingQueue(Proxy):
     def _take_rest(self, wanted: int) -> None:
         """Read what a call is short of."""
         assert self.cursor is not None, "there is more on disk"
-        pieces, more = self._next_pieces(self.cursor, wanted, self._limits.read_ahead_bytes, wanted)
-        self.cursor = pieces[-1].keys[-1] + b"\0" if more else None
-        for piece in pieces:
-            self._take_in(piece)
+        self._read_on(self.cursor, wanted, self._limits.read_ahead_bytes, wanted)
 
     def _take_columns(self, stretch: Stretch, count: int) -> Plain:
         taken = stretch.take(count)
@@ -182,9 +184,8 @@ class PagingQueue(Proxy):
             if entry.key in self._gone:
                 self._gone -= {entry.key}
                 continue
-            if not entry.row:
-                entry.row = self._row(entry)
-            return entry
+            if self._has_row(entry):
+                return entry
         return None
 
     def requeue(self, change: Change, entries: Sequence[Entry]) -> None:
@@ -320,7 +321,12 @@ class PagingQueue(Proxy):
             head = self.head()
             if head is None or not holds(head):
                 break
-            taken += self.fetch(1)
+            found = self.fetch(1)
+            if found and found[0].key != head.key and not holds(found[0]):
+                # The row of the head could not be read, and this is the next one.
+                self.put_back(found)
+                break
+            taken += found
         return taken
 
     def head(self) -> Entry | None:
@@ -446,11 +452,11 @@ class PagingQueue(Proxy):
             for row in self._rows(max(self.cursor, after + b"\0")):
                 if below >= count:
                     break
-                if not self._leased.has_key(row[0]):
-                    here[row[0]] = self._entries([row])[0]
+                if not self._leased.has_key(row[0]) and (found := self._entries([row])):
+                    here[row[0]] = found[0]
                     below += 1
         shown = [here[key] for key in sorted(here)[:count]]
-        return [e if e.row else Entry(e.key, self._row(e), e.size_bytes, e.flags, e.expires_ns) for e in shown]
+        return [e for e in (e if e.row else msgspec.structs.replace(e) for e in shown) if self._has_row(e)]
 
     def has_room_for(self, entries: Sequence[Entry]) -> bool:
         return True
@@ -472,7 +478,7 @@ class PagingQueue(Proxy):
         return on_disk.scan(self._store, self._prefix, start, spilled=self._has_spilled)
 
     def _entries(self, rows: list[Row]) -> list[Entry]:
-        return on_disk.entries(self._store, rows, spilled=self._has_spilled)
+        return on_disk.entries(self._store, rows, self._suspects, spilled=self._has_spilled)
 
     def _read_ahead(self, wanted: int, *, in_calls: bool = False) -> bool:
         """Fill the window from disk; False if there is nothing more. `in_calls`: so many are wanted by each call."""
@@ -483,39 +489,31 @@ class PagingQueue(Proxy):
         if in_calls and wanted < count_max:
             count_max -= count_max % wanted
         bytes_max = min(limits.read_ahead_bytes, max(1, self._share_bytes(), self.budget.room_bytes()))
-        while self.cursor is not None:
-            pieces, more = self._next_pieces(self.cursor, count_max, bytes_max, wanted)
-            self.cursor = pieces[-1].keys[-1] + b"\0" if more else None
-            took = [self._take_in(piece) for piece in pieces]
-            if True in took:
+        cursor: bytes | None = self.cursor
+        while cursor is not None:
+            if self._read_on(cursor, count_max, bytes_max, wanted):
                 return True
+            cursor = self.cursor
         return bool(self._returned)
 
-    def _next_pieces(self, start: bytes, count_max: int, bytes_max: int, wanted: int) -> tuple[list[Piece], bool]:
-        return on_disk.pieces(self._store, self._prefix, start, count_max, bytes_max, wanted, spilled=self._has_spilled)
+    def _read_on(self, start: bytes, count_max: int, bytes_max: int, wanted: int) -> bool:
+        """Add rows behind what is in memory; False if none of them is ready. If reading fails nothing has changed."""
+        store, prefix, spilled = self._store, self._prefix, self._has_spilled
+        pieces, more = on_disk.pieces(store, prefix, start, count_max, bytes_max, wanted, spilled=spilled)
+        how = {"columns": not self._window, "spilled": spilled}
+        read = [on_disk.read(store, prefix, piece, self._leased, self._suspects, **how) for piece in pieces]
+        self.cursor = pieces[-1].keys[-1] + b"\0" if more else None
+        for entries in read:
+            if entries and not (isinstance(entries, Plain) and self._append_columns(entries)):
+                self._unfold()
+                self.budget.charge(self.take_in([*entries], self.cursor))
+        return any(map(len, read))
 
-    def _take_in(self, piece: Piece) -> bool:
-        """Add rows behind what is in memory; False if all of them are leased."""
-        keys, rows, sizes = piece
-        held = set(self._leased.held_among(keys))
-        if held:
-            free = [number for number in range(len(keys)) if number not in held]
-            keys, rows, sizes = [keys[n] for n in free], [rows[n] for n in free], [sizes[n] for n in free]
-        if not keys:
-            return False
-        if not self._window and not self._has_spilled:
-            plain = read_plain(keys, rows, sizes)
-            if plain is not None and self._append_columns(plain):
-                return True
-        self._unfold()
-        self.budget.charge(self.take_in(self._entries(list(zip(keys, rows, strict=True))), self.cursor))
-        return True
-
-    def _row(self, entry: Entry) -> bytes:
-        """The row of a message that came back without it."""
-        row = self._store.get(Family.TRANSIENT if entry.flags & SPILLED else Family.MESSAGES, entry.key)
-        assert row is not None, f"the row of a waiting message is missing: {entry.key.hex()}"
-        return row
+    def _has_row(self, entry: Entry) -> bool:
+        """Have the row of a message in memory that may have come back without it; False if it cannot be read."""
+        if not entry.row:
+            entry.row = on_disk.row_of(self._store, entry, self._suspects) or b""
+        return bool(entry.row)
 
     def _shrink(self, count: int, size_bytes: int) -> None:
         """Leave the end of what is in memory to the disk until so much is left."""

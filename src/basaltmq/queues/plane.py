@@ -20,7 +20,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from itertools import islice
 from typing import Self
 
 from basaltmq.errors import BasaltError, InvalidArgumentError, InvalidConfigError, QueueExistsError
@@ -30,8 +29,9 @@ from basaltmq.queues.boot import Places
 from basaltmq.queues.budget import MemoryBudget, PagingLimits
 from basaltmq.queues.change import Change
 from basaltmq.queues.changes import Changes
-from basaltmq.queues.config import Durability, QueueConfig, decode_config, encode_config
+from basaltmq.queues.config import Durability, QueueConfig, encode_config
 from basaltmq.queues.content import Content
+from basaltmq.queues.damage import Damage
 from basaltmq.queues.dead_letters import DeadLetterRouter
 from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.draft import Draft
@@ -45,6 +45,7 @@ from basaltmq.queues.loaded import LOADED_MAX, LoadedQueues
 from basaltmq.queues.long_operations import LongOperations
 from basaltmq.queues.message import Message
 from basaltmq.queues.portion import lease_bytes
+from basaltmq.queues.quarantine import Quarantine
 from basaltmq.queues.queue import Queue, Shared
 from basaltmq.queues.reclaim import Reclaim
 from basaltmq.queues.recorder import Listener, Silence
@@ -62,7 +63,7 @@ from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.commit import GroupCommit
 from basaltmq.store.families import Family
-from basaltmq.store.keys import decode_queue_key, queue_key
+from basaltmq.store.keys import queue_key
 
 
 class QueuePlane:
@@ -85,19 +86,23 @@ class QueuePlane:
         self._store = store
         self._clock_ns = clock_ns
         self._waiters = Waiters()
-        self._changes = Changes(store, commit, clock_ns, written=self._written, follow_up=self._follow_up)
+        self._changes = Changes(
+            store, commit, clock_ns, written=self._written, follow_up=self._follow_up, failed=self._failed
+        )
         self._lock = self._changes.lock
-        tokens = Tokens.open(store)
+        quarantine = Quarantine(store, clock_ns)
+        tokens = Tokens.open(store, quarantine)
         content = Content(store)
         self._shared = Shared(
             store=store,
             ids=ids or Ids(clock_ns),
             content=content,
-            reclaim=Reclaim(store, content),
+            quarantine=quarantine,
+            reclaim=Reclaim(store, content, quarantine, lambda: self._shared.places.last_ns),
             tokens=tokens,
-            places=Places.open(store),
-            lease_expiry=LeaseExpiry(store, tokens),
-            timers=Timers(store),
+            places=Places.open(store, quarantine, clock_ns()),
+            lease_expiry=LeaseExpiry(store, tokens, quarantine),
+            timers=Timers(store, quarantine),
             find=lambda change, name: self._loaded.find_or_make(change, name),
             exists=lambda name: self._loaded.config(name) is not None,
             check_limits=lambda name: self._due.note_over_limit(name),
@@ -115,10 +120,14 @@ class QueuePlane:
             delete=self._long.delete,
             on_deadline=on_deadline,
         )
-        self.xa = QueueXa.open(store, commit, self, self._lock, clock_ns)
+        self.xa = QueueXa.open(store, commit, self, self._lock, clock_ns, quarantine)
         """Branches of distributed transactions over these queues."""
         self._shared.holders = self.xa.holders_of
+        self._shared.is_orphan = self.xa.is_orphan
         self._settings = ThrottleSettings(settings, self._shared, self._changes, self._loaded, self._due.tell_deadline)
+        self.damage = Damage(store, self._shared, self._changes, self._loaded)
+        """Rows in quarantine, and queues that are down."""
+        self.damage.settle()
 
     @property
     def dead_letter_router(self) -> DeadLetterRouter | None:
@@ -192,9 +201,9 @@ class QueuePlane:
         """Configurations in the order of their names, from behind `after`."""
         with self._lock:
             self._changes.require_open()
-            start = queue_key(after) + b"\0" if after else b""
-            found = islice(self._store.scan(Family.QUEUES, start), count)
-            return [decode_config(decode_queue_key(key), row) for key, row in found]
+            found = self._loaded.configs(after, count)
+            self.damage.settle()
+            return found
 
     def delete(self, name: str) -> None:
         """Delete a queue with all that is its. Durable on return."""
@@ -209,6 +218,8 @@ class QueuePlane:
             counts["ready"] = len(queue)
             counts["ready_bytes"] = queue.ready_bytes()
             counts["leased"] = len(queue.leases)
+            self.damage.settle()
+            counts["quarantined"] = self._shared.quarantine.count(name)
             return counts
 
     def has_ready(self, name: str) -> bool:
@@ -222,6 +233,7 @@ class QueuePlane:
             queue = self._look_at(name)
             found = fairness_keys(queue, self._clock_ns())
             self._line_up_again(queue)
+            self.damage.settle()
             return found
 
     def throttle_keys(self) -> list[ThrottleKey]:
@@ -455,6 +467,7 @@ class QueuePlane:
             queue = self._look_at(name)
             found = queue.browse(count, after)
             self._line_up_again(queue)
+            self.damage.settle()
             return found
 
     def purge(self, name: str) -> int:
@@ -542,10 +555,18 @@ class QueuePlane:
         return self._queue(name)
 
     def _follow_up(self) -> None:
-        """What an operation left to be done: limits of other queues, memory to be given back, deadlines to tell."""
+        """What an operation left to be done: damaged rows to be moved, limits of other queues, memory to be given
+        back, deadlines to tell."""
+        self.damage.settle()
         self._due.bring_back_to_limits()
         self._loaded.evict()
         self._due.tell_deadline()
+
+    def _failed(self, name: str, error: Exception) -> BasaltError:
+        """An unexpected error hit a queue: it is let go, and those who wait at it look again."""
+        told = self._loaded.fail(name, error)
+        self._waiters.wake_queue(name)
+        return told
 
     def _line_up_again(self, queue: Queue) -> None:
         """Whoever looked at the whole of a queue took its parked messages out of the line for tokens; a consumer that

@@ -17,7 +17,7 @@ from basaltmq.queues.paging import PagingQueue
 from basaltmq.queues.plain import Plain
 from basaltmq.queues.proxy import Proxy
 from basaltmq.queues.row_changes import cancel_rows, put_rows
-from basaltmq.queues.rows import split_sub_queue
+from basaltmq.queues.rows import split_sub_queue, weight_of
 from basaltmq.store.keys import lp
 
 _PLACE_BYTES: Final = 24
@@ -79,11 +79,12 @@ class PriorityQueue(Proxy):
         return level
 
     def _known(self) -> None:
-        """Learn which sub-queues are on disk."""
+        """Learn which sub-queues are on disk. If reading fails, it is tried again with the next call."""
         if self._discover is not None:
-            discover, self._discover = self._discover, None
-            for sub, row in discover():
-                self._level(split_sub_queue(sub)[0]).add_sub(sub, row)
+            found = [(sub, weight_of(row)) for sub, row in self._discover()]
+            self._discover = None
+            for sub, weight in found:
+                self._level(split_sub_queue(sub)[0]).add_sub(sub, weight)
 
     def fetch(self, count: int) -> list[Entry]:
         self._known()

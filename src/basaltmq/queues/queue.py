@@ -10,11 +10,11 @@ that are in memory alone and waiting consumers tie it down.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from basaltmq.errors import InvalidArgumentError, LimitExceededError
+from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError
 from basaltmq.queues import advice, dedup, failures, lending, limits, making, rows
 from basaltmq.queues.backing import APART, RETURNED, SPILLED, TIMED, BackingQueue, Entry
 from basaltmq.queues.budget import MemoryBudget
@@ -116,6 +116,7 @@ class Queue:
 
     def touch(self, change: Change) -> None:
         """The change is about this queue: its counts are put back if it fails, and written with it if it does not."""
+        change.at = self.name
         if not change.has_before(self):
             values = self.stats.values()
             change.undo(lambda: self.stats.restore(values))
@@ -230,7 +231,8 @@ class Queue:
         self.backing.publish_delivered(change, entries)
         change.fresh.update(e.key for e in entries)
         self.shared.events.note(change, ENQUEUED, self, entries)
-        return lending.lend(self, change, [*entries], consumer, visibility_ms)
+        bodies = self.bodies(change, [e for e in entries if e.flags & APART])
+        return lending.lend(self, change, [*entries], consumer, visibility_ms, bodies)
 
     def admit(self, change: Change, entries: Sequence[Entry], sub: str | None = None) -> None:
         """Let messages in that are complete: published, returned from a delay, dead-lettered, moved."""
@@ -286,12 +288,19 @@ class Queue:
         size_bytes_max: int | None = None,
     ) -> Sequence[Delivery]:
         """Hand out up to `count` ready messages, the first and what fits beside it into `size_bytes_max`."""
+        change.at = self.name
         count = min(count, LEASE_MAX, self.leases.room())
         plain = lending.take_plain(self, change, count, size_bytes_max)
         if plain is not None:
             return lending.lend_plain(self, change, plain, consumer, visibility_ms)
-        entries = self.take_ready(change, count, size_bytes_max)
-        return lending.lend(self, change, entries, consumer, visibility_ms) if entries else []
+        while entries := self.take_ready(change, count, size_bytes_max):
+            apart = [e for e in entries if e.flags & APART]
+            bodies = self.bodies(change, apart)
+            if len(bodies) < len(apart):
+                entries = [e for e in entries if not e.flags & APART or e.key in bodies]
+            if entries:
+                return lending.lend(self, change, entries, consumer, visibility_ms, bodies)
+        return []
 
     def take_ready(self, change: Change, count: int, size_bytes_max: int | None = None) -> list[Entry]:
         """Take up to `count` messages off the head that have not expired; they go back if the change fails."""
@@ -351,23 +360,23 @@ class Queue:
         if self.throttling is not None:
             self.throttling.unpark(now_ns)
 
-    def bodies(self, change: Change, entries: list[Entry]) -> list[bytes]:
-        """Bodies kept apart, also those that this change brings in."""
-        if not change.fresh:
-            return self.shared.content.get_many(entries)
-        written = {key: value for _, family, key, value in change.batch.ops if family is Family.BODIES}
-        return [
-            written[rows.body_of(e.row)] if rows.body_of(e.row) in written else self.shared.content.get(e)
-            for e in entries
-        ]
-
-    def body_of(self, change: Change, entry: Entry) -> bytes:
-        """A body kept apart, which this change may have brought in."""
-        body_id = rows.body_of(entry.row)
-        for _, family, key, value in change.batch.ops:
-            if family is Family.BODIES and key == body_id and value:
-                return value
-        return self.shared.content.get(entry)
+    def bodies(self, change: Change | None, entries: list[Entry]) -> dict[bytes, bytes]:
+        """By key, the bodies of messages that have theirs apart, also those that this change brings in. A message whose
+        body is missing or cut is noted for the quarantine and left out."""
+        if not entries:
+            return {}
+        found: dict[bytes, bytes] = {}
+        ops = () if change is None else change.batch.ops
+        written = {key: value for _, family, key, value in ops if family is Family.BODIES and value}
+        if written:
+            found = {e.key: written[body_id] for e in entries if (body_id := rows.body_of(e.row)) in written}
+            entries = [e for e in entries if e.key not in found]
+        for entry, body in zip(entries, self.shared.content.find_many(entries), strict=True):
+            if isinstance(body, CorruptionError):
+                self.shared.quarantine.note(Family.MESSAGES, entry.key, entry.row, str(body))
+            else:
+                found[entry.key] = body
+        return found
 
     def lease_until(self, now_ns: int, visibility_ms: int | None) -> int:
         if visibility_ms is None:
@@ -434,8 +443,7 @@ class Queue:
         now_ns = change.now_ns
         expired = [e for e in entries if e.expires_ns and e.expires_ns <= now_ns]
         if expired:
-            self.load_rows(expired)
-            expire(self, change, expired)
+            expire(self, change, self.load_rows(expired))
             entries = [e for e in entries if not e.expires_ns or e.expires_ns > now_ns]
         self.has_returned = True
         if self.config.delivery_limit is None:
@@ -525,11 +533,16 @@ class Queue:
                 change.batch.delete(Family.MESSAGE_EXPIRY, timed_of(entry.key, entry.expires_ns))
         apart = [e for e in marked if e.flags & APART]
         if apart and not keep_bodies:
-            self.load_rows(apart, change)
+            apart = self.load_rows(apart, change, leaving=True)
             self.shared.content.release(change, [(rows.body_of(e.row), e.key[-16:], e.flags) for e in apart])
 
-    def load_rows(self, entries: Iterable[Entry], change: Change | None = None) -> None:
-        """Read the rows of entries that were handed out and lost theirs."""
+    def load_rows(
+        self, entries: Sequence[Entry], change: Change | None = None, *, leaving: bool = False
+    ) -> list[Entry]:
+        """Read the rows of entries that were handed out and lost theirs; the entries that have one.
+
+        The others are noted for the quarantine, unless they are `leaving` for good.
+        """
         without = [e for e in entries if not e.row]
         if change is not None and change.fresh:
             written = {key: value for _, family, key, value in change.batch.ops if family is Family.MESSAGES}
@@ -541,8 +554,12 @@ class Queue:
             (Family.TRANSIENT, [e for e in without if e.flags & SPILLED]),
         ):
             for entry, row in zip(chosen, self.shared.store.get_many(family, [e.key for e in chosen]), strict=True):
-                assert row is not None, f"the row of a leased message is missing: {entry.key.hex()}"
-                entry.row = row
+                fault = rows.fault_of(entry.key, row)
+                if fault is None:
+                    entry.row = row or b""
+                elif not leaving:
+                    self.shared.quarantine.note(family, entry.key, row, fault)
+        return [e for e in entries if e.row]
 
     def count(self, entries: Sequence[Entry], sign: int) -> None:
         self.stats.count(entries, sign)
@@ -554,10 +571,6 @@ class Queue:
             message.fairness_key = rows.split_sub_queue(message.fairness_key)[1]
         return message
 
-    def open_whole(self, entry: Entry) -> Message:
-        """The message of an entry whose row is in memory, with its body."""
-        return self.open(entry, self.shared.content.get(entry) if entry.flags & APART else None)
-
     def reseal(self, entry: Entry, message: Message) -> bytes:
         """The row of an entry whose message has changed."""
         return rows.rewrap(entry.row, encode_row(message))
@@ -565,7 +578,10 @@ class Queue:
     def browse(self, count: int, after: bytes = b"") -> tuple[list[Message], bytes]:
         """Ready messages in key order without changing anything, and the key to go on behind."""
         self.settle_down(self.used_ns)
-        entries = self.backing.browse(after, count)
-        apart = [e for e in entries if e.flags & APART]
-        bodies = dict(zip([e.key for e in apart], self.shared.content.get_many(apart), strict=True))
-        return [self.open(e, bodies.get(e.key)) for e in entries], entries[-1].key if entries else after
+        while entries := self.backing.browse(after, count):
+            after = entries[-1].key
+            bodies = self.bodies(None, [e for e in entries if e.flags & APART])
+            shown = [self.open(e, bodies.get(e.key)) for e in entries if not e.flags & APART or e.key in bodies]
+            if shown:
+                return shown, after
+        return [], after

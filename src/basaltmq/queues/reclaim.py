@@ -12,6 +12,7 @@ other work and after a restart too; the tombstone goes with the last of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
 from struct import Struct
 from typing import Final
@@ -21,6 +22,7 @@ from basaltmq.queues import rows
 from basaltmq.queues.backing import APART, Entry
 from basaltmq.queues.change import Change
 from basaltmq.queues.content import Content
+from basaltmq.queues.quarantine import Quarantine
 from basaltmq.store.api import Reader, Store
 from basaltmq.store.families import Family
 from basaltmq.store.keys import (
@@ -41,8 +43,11 @@ _PLACE_BYTES: Final = 24
 class Reclaim:
     """Takes the rows of deleted queues away. Not thread-safe: the plane's lock is around every call."""
 
-    def __init__(self, store: Store, content: Content) -> None:
+    def __init__(self, store: Store, content: Content, quarantine: Quarantine, last_ns: Callable[[], int]) -> None:
+        """`last_ns` is the last place that was given out."""
+        self._last_ns = last_ns
         self._store = store
+        self._quarantine = quarantine
         self._content = content
         self._after: dict[tuple[str, Family], bytes] = {}
         self.is_pending = next(iter(store.scan(Family.DELETED_QUEUES)), None) is not None
@@ -51,7 +56,14 @@ class Reclaim:
     def floor_ns(self, queue: str) -> int:
         """The place below which rows of this name are dead; 0 if there are none."""
         row = self._store.get(Family.DELETED_QUEUES, deleted_queue_key(queue)) if self.is_pending else None
-        return 0 if row is None else _decode(queue, row)
+        if row is None:
+            return 0
+        try:
+            return _decode(queue, row)
+        except CorruptionError as error:
+            # Rows of the deleted queue stay hidden below the floor of its successor, and are not reclaimed.
+            self._quarantine.note(Family.DELETED_QUEUES, deleted_queue_key(queue), row, str(error))
+            return 0
 
     def bury(self, change: Change, queue: str, floor_ns: int) -> None:
         """Every message of this name with a place below the floor is dead."""
@@ -69,13 +81,24 @@ class Reclaim:
         if first is None:
             self.is_pending = False
             return
-        queue = decode_deleted_queue_key(first[0])
-        floor_ns = _decode(queue, first[1])
+        try:
+            queue = decode_deleted_queue_key(first[0])
+            floor_ns = _decode(queue, first[1])
+        except CorruptionError as error:
+            self._quarantine.note(Family.DELETED_QUEUES, *first, str(error), replacement=self._floor_again(first[0]))
+            return
         for family in (Family.MESSAGES, Family.DELAYED):
             if self._page(change, queue, family, floor_ns):
                 return
         change.batch.delete(Family.DELETED_QUEUES, first[0])
         change.after(lambda: self._begin(queue))
+
+    def _floor_again(self, key: bytes) -> bytes | None:
+        """The tombstone of a queue whose own cannot be read. Without a queue of the name, all that is left of it is
+        dead; if there is one, it is not known which rows are, and they stay."""
+        if self._store.get(Family.QUEUES, key) is not None:
+            return None
+        return _FLOOR.pack(self._last_ns() + 1)
 
     def _page(self, change: Change, queue: str, family: Family, floor_ns: int) -> bool:
         """Take a page of a family away; False if there is none."""
@@ -90,8 +113,10 @@ class Reclaim:
         after = page[-1][0] + b"\0"
         for key, row in page:
             if key[-_PLACE_BYTES:-16] < floor:
-                keys.append(key)
-                dead.append(rows.read_entry(message_of(key)[0] if family is Family.DELAYED else key, row))
+                entry = self._read(family, key, row)
+                if entry is not None:
+                    keys.append(key)
+                    dead.append(entry)
             elif family is Family.MESSAGES:
                 # Within a sub-queue the living come behind the dead: on to the next one.
                 following = prefix_range(key[:-_PLACE_BYTES])[1]
@@ -106,6 +131,14 @@ class Reclaim:
         release(self._content, change, dead)
         change.after(lambda: self._looked(queue, family, after))
         return True
+
+    def _read(self, family: Family, key: bytes, row: bytes) -> Entry | None:
+        """The entry of a dead message; None if it cannot be read, and then it is noted for the quarantine."""
+        try:
+            return rows.read_entry(message_of(key)[0] if family is Family.DELAYED else key, row)
+        except CorruptionError as error:
+            self._quarantine.note(family, key, row, str(error), is_counted=False)
+            return None
 
     def _looked(self, queue: str, family: Family, after: bytes) -> None:
         self._after[queue, family] = after

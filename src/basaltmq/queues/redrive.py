@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from basaltmq.errors import InvalidArgumentError
-from basaltmq.queues.backing import Entry
+from basaltmq.queues.backing import APART, Entry
 from basaltmq.queues.change import Change
 from basaltmq.queues.dead_letters import FIRST_QUEUE, HISTORY, LAST_ERROR, settle_in
 from basaltmq.queues.delays import delay
@@ -73,8 +73,12 @@ def move_page(
             break
         last = entry.key
         message = source.open(entry)
-        if wanted is not None and not wanted(source.open_whole(entry)):
-            continue
+        if wanted is not None:
+            bodies = source.bodies(change, [entry] if entry.flags & APART else [])
+            if entry.flags & APART and entry.key not in bodies:
+                continue
+            if not change.of_caller(wanted, source.open(entry, bodies.get(entry.key))):
+                continue
         target = target_of(message)
         if target is None:
             continue

@@ -10,13 +10,13 @@ id is zero and the payload in the row unless the body is APART. An envelope is n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Final
 
 from basaltmq.errors import CorruptionError
 from basaltmq.queues.backing import APART, RETURNED, SHARED, TIMED, Entry
-from basaltmq.queues.message import HEAD, LAYOUT, Message, decode_row
+from basaltmq.queues.message import HEAD, LAYOUT, Message, decode_row, has_labels
 from basaltmq.queues.plain import Plain
 from basaltmq.store.keys import lp
 
@@ -27,11 +27,14 @@ _ENVELOPE: Final = Struct(">BB16sI")
 _SIZE: Final = Struct(">I")
 _SIZES: Final = Struct(">II")
 _LENGTHS: Final = Struct(">II")
-_LOOK: Final = Struct(">BxI12xQ8xI")
-"""Of the fixed head: layout, attempts, expires ns, payload bytes."""
+_LOOK: Final = Struct(">BxI12xQIII")
+"""Of the fixed head: layout, attempts, expires ns, bytes of labels, properties and payload."""
 
 _PLAIN: Final = HEAD.pack(LAYOUT, 0, 0, 1, 0, 0, 0, 0, 0)[:-4]
 """How the row of a message begins that has a payload and nothing else; behind it come its length and itself."""
+
+_PRIORITY_DIGITS_MAX: Final = 3
+"""Priorities are 0 to 255."""
 
 _RETURNS_MAX: Final = (1 << 32) - 1
 
@@ -45,7 +48,11 @@ def unwrap(row: bytes) -> tuple[bytes, int, bytes, int]:
     """The row inside, its flags, body id and body bytes; a row without an envelope has none of them."""
     if row[:1] != b"\x80":
         return row, 0, NO_BODY, 0
-    if len(row) < _ENVELOPE.size + HEAD.size or row[1] & ~(APART | SHARED | TIMED | RETURNED):
+    if (
+        len(row) < _ENVELOPE.size + HEAD.size
+        or row[1] & ~(APART | SHARED | TIMED | RETURNED)
+        or len(row) < _inner_at(row[1]) + HEAD.size
+    ):
         raise CorruptionError(f"a message row of {len(row)} bytes has a damaged envelope: {row[:24].hex()}")
     _, flags, body_id, body_bytes = _ENVELOPE.unpack_from(row)
     return row[_inner_at(flags) :], flags, body_id, body_bytes
@@ -76,47 +83,109 @@ def rewrap(row: bytes, inner: bytes) -> bytes:
 
 
 def read_entry(key: bytes, row: bytes) -> Entry:
-    """The entry of a row on disk."""
-    inner, flags, _, body_bytes = unwrap(row)
-    if len(inner) < HEAD.size:
-        raise CorruptionError(f"the row of message {key[-16:].hex()} is damaged ({len(row)} bytes)")
-    _, _, attempts, _, _, expires_ns, _, _, payload_bytes = HEAD.unpack_from(inner)
+    """The entry of a row on disk; CorruptionError unless every field of the row can be read."""
+    inner, flags, body_id, body_bytes = unwrap(row)
+    if len(inner) < HEAD.size or inner[0] != LAYOUT:
+        raise _damaged(key, row, "it is cut" if len(inner) < HEAD.size else f"its layout is {inner[0]}")
+    _, attempts, expires_ns, labels_bytes, properties_bytes, payload_bytes = _LOOK.unpack_from(inner)
+    if HEAD.size + labels_bytes + properties_bytes + payload_bytes != len(inner):
+        raise _damaged(key, row, "its fields do not have its length")
+    if labels_bytes and not has_labels(inner, labels_bytes):
+        raise _damaged(key, row, "its headers cannot be read")
+    if flags & APART:
+        if payload_bytes or body_id == NO_BODY:
+            raise _damaged(key, row, "it does not name its body")
+    elif flags & SHARED:
+        raise _damaged(key, row, "it shares a body that it does not have")
     if attempts:
         flags |= RETURNED
     return Entry(key, row, body_bytes if flags & APART else payload_bytes, flags, expires_ns)
 
 
-def read_entries(found: Sequence[tuple[bytes, bytes]]) -> list[Entry]:
-    """The entries of rows on disk, the plain ones without a call each."""
-    size = HEAD.size
-    entries = [Entry(key, row, len(row) - size) for key, row in found if row.startswith(_PLAIN)]
-    return entries if len(entries) == len(found) else _read_any(found)
+def fault_of(key: bytes, row: bytes | None) -> str | None:
+    """What is wrong with the row of a message; None if it can be read."""
+    if row is None:
+        return f"the row of message {key[-16:].hex()} is missing"
+    try:
+        read_entry(key, row)
+    except CorruptionError as error:
+        return str(error)
+    return None
+
+
+def _damaged(key: bytes, row: bytes, what: str) -> CorruptionError:
+    return CorruptionError(f"the row of message {key[-16:].hex()} is damaged ({len(row)} bytes): {what}")
+
+
+def read_entries(
+    found: Sequence[tuple[bytes, bytes]], damaged: Callable[[bytes, bytes, str], None] | None = None
+) -> list[Entry]:
+    """The entries of rows on disk, the plain ones without a call each.
+
+    `damaged` is called with key, row and reason of each row that cannot be read, and the others are returned. Without
+    it such a row raises CorruptionError.
+    """
+    rows = [row for _, row in found]
+    if not rows:
+        return []
+    if min(rows).startswith(_PLAIN) and max(rows).startswith(_PLAIN) and _are_whole(rows, list(map(len, rows))):
+        size = HEAD.size
+        return [Entry(key, row, len(row) - size) for key, row in found]
+    return _read_any(found, damaged)
 
 
 def read_plain(keys: list[bytes], rows: list[bytes], row_sizes: list[int]) -> Plain | None:
-    """Rows on disk as columns, if there is nothing to say of any of them but its size."""
+    """Rows on disk as columns, if all of them can be read and there is nothing to say of any but its size."""
     # What begins like the least and like the greatest of them, all of them begin with.
     if min(rows).startswith(_PLAIN) and max(rows).startswith(_PLAIN):
+        if not _are_whole(rows, row_sizes):
+            return None
         return Plain(keys, rows, row_sizes, less=HEAD.size, row_bytes=sum(row_sizes))
     if min(row_sizes) < HEAD.size:
         return None
-    looks = list(map(_LOOK.unpack_from, rows))
-    if [layout for layout, attempts, expires_ns, _ in looks if layout != LAYOUT or attempts or expires_ns]:
-        return None
-    return Plain(keys, rows, [payload_bytes for _, _, _, payload_bytes in looks], row_bytes=sum(row_sizes))
+    sizes: list[int] = []
+    head_bytes = HEAD.size
+    for look, row, row_bytes in zip(map(_LOOK.unpack_from, rows), rows, row_sizes, strict=True):
+        layout, attempts, expires_ns, labels_bytes, properties_bytes, payload_bytes = look
+        if layout != LAYOUT or attempts or expires_ns:
+            return None
+        if head_bytes + labels_bytes + properties_bytes + payload_bytes != row_bytes:
+            return None
+        if labels_bytes and not has_labels(row, labels_bytes):
+            return None
+        sizes.append(payload_bytes)
+    return Plain(keys, rows, sizes, row_bytes=sum(row_sizes))
 
 
-def _read_any(found: Sequence[tuple[bytes, bytes]]) -> list[Entry]:
+def _are_whole(rows: list[bytes], row_sizes: list[int]) -> bool:
+    """Whether rows that begin with `_PLAIN` have the length that they say."""
+    different = set(row_sizes)
+    if min(different) < HEAD.size:
+        return False
+    heads = {size: _PLAIN + _SIZE.pack(size - HEAD.size) for size in different}
+    if len(different) == 1:
+        head = heads[row_sizes[0]]
+        return min(rows).startswith(head) and max(rows).startswith(head)
+    return not [row for row, size in zip(rows, row_sizes, strict=True) if not row.startswith(heads[size])]
+
+
+def _read_any(found: Sequence[tuple[bytes, bytes]], damaged: Callable[[bytes, bytes, str], None] | None) -> list[Entry]:
     look, size = _LOOK.unpack_from, HEAD.size
     entries: list[Entry] = []
     append = entries.append
     for key, row in found:
-        if len(row) >= size:
-            layout, attempts, expires_ns, payload_bytes = look(row)
-            if layout == LAYOUT:
+        if len(row) >= size and row[0] == LAYOUT:
+            _, attempts, expires_ns, labels_bytes, properties_bytes, payload_bytes = look(row)
+            if not labels_bytes and size + properties_bytes + payload_bytes == len(row):
                 append(Entry(key, row, payload_bytes, RETURNED if attempts else 0, expires_ns))
                 continue
-        append(read_entry(key, row))
+        if damaged is None:
+            append(read_entry(key, row))
+            continue
+        try:
+            append(read_entry(key, row))
+        except CorruptionError as error:
+            damaged(key, row, str(error))
     return entries
 
 
@@ -147,9 +216,15 @@ def attempts_of(row: bytes) -> int:
 
 
 def weight_of(row: bytes) -> int:
-    """The weight its fairness key is to have."""
-    weight: int = HEAD.unpack_from(unwrap(row)[0])[3]
-    return weight
+    """The weight its fairness key is to have; 1 if the row does not say."""
+    try:
+        inner = unwrap(row)[0]
+    except CorruptionError:
+        return 1
+    if len(inner) < HEAD.size or inner[0] != LAYOUT:
+        return 1
+    weight: int = HEAD.unpack_from(inner)[3]
+    return max(1, weight)
 
 
 def weighted_rows(
@@ -218,10 +293,11 @@ def sub_queue(fairness_key: str, priority: int | None) -> str:
 
 
 def split_sub_queue(sub: str) -> tuple[int, str]:
-    """Priority and fairness key of a sub-queue of a queue with priorities."""
+    """Priority and fairness key of a sub-queue of a queue with priorities. A name without a priority has the lowest:
+    the messages there came in while the queue had none, and are served like any other."""
     digits, bar, fairness_key = sub.partition("|")
-    if not bar or not digits.isdecimal():
-        raise CorruptionError(f"{sub!r:.80} is not the name of a sub-queue with a priority")
+    if not bar or not digits.isdecimal() or len(digits) > _PRIORITY_DIGITS_MAX:
+        return 0, sub
     return int(digits), fairness_key
 
 

@@ -12,7 +12,8 @@ from basaltmq.queues.budget import MemoryBudget, PagingLimits
 from basaltmq.queues.change import Change
 from basaltmq.queues.content import Content
 from basaltmq.queues.dead_letters import DeadLetterRouter
-from basaltmq.queues.leases import LeaseExpiry, Tokens
+from basaltmq.queues.leases import LeaseCall, LeaseExpiry, Tokens
+from basaltmq.queues.quarantine import Quarantine
 from basaltmq.queues.reclaim import Reclaim
 from basaltmq.queues.recorder import Listener, Silence
 from basaltmq.queues.throttle import TokenBuckets
@@ -32,6 +33,7 @@ class Shared:
     content: Content
     tokens: Tokens
     places: Places
+    quarantine: Quarantine
     reclaim: Reclaim
     lease_expiry: LeaseExpiry
     timers: Timers
@@ -48,6 +50,8 @@ class Shared:
     """Queues with messages that wait for tokens, of which those who listen are to be told."""
     holders: Callable[[str], Sequence[object]] = lambda name: ()
     """Prepared branches that have messages in the queue of this name, or for it."""
+    is_orphan: Callable[[LeaseCall], bool] = lambda call: False
+    """Whether a lease is held for a prepared branch that is not known."""
     route_dead: DeadLetterRouter | None = None
     """Where dead letters go, if the layer above has a say in it."""
     events: Listener = field(default_factory=Silence)

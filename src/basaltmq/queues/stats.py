@@ -1,12 +1,13 @@
 """The counts of a queue, exact after kill -9: one row, part of every batch that changes the queue.
 
     | layout u8 | messages | bytes | delayed | delayed bytes | apart | enqueued | acked | failed | expired |
-    | dead-lettered | dropped | cycles | duplicates | returned ns | floor ns   (u64 each) |
+    | dead-lettered | dropped | cycles | duplicates | returned ns | floor ns   (u64 each) | CRC-32 of the rest u32 |
 
 `messages` and `bytes` are what is in the queue, ready or leased, and persistent; `apart` counts the bodies kept apart,
 delayed ones included; the rest are totals since the queue was made. What is leased is known from the leases, so a
 lease changes nothing here. Messages up to the place `returned ns` may have been delivered before; the queue has no
-message with a place below `floor ns`, and rows that are found there are no longer its. Layout 1 is without these two.
+message with a place below `floor ns`, and rows that are found there are no longer its. Layout 1 is without these two,
+layout 2 without the checksum: counts that are wrong but plausible would hide the messages of a queue.
 Transient messages are counted beside, in memory, like the messages themselves; of a queue that is let go they are
 paged to a family that is wiped at open, and so is their count:
 
@@ -17,13 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from struct import Struct
+from struct import error as struct_error
 from typing import Final
+from zlib import crc32
 
 from basaltmq.errors import CorruptionError
 from basaltmq.queues.backing import APART, TRANSIENT, Entry
 from basaltmq.queues.plain import Plain
+from basaltmq.queues.quarantine import Loss
 
-LAYOUT: Final = 2
+LAYOUT: Final = 3
 FIELDS: Final = (
     "messages",
     "size_bytes",
@@ -46,6 +50,7 @@ DURABLE_FIELDS: Final = 5
 
 _TRANSIENT: Final = Struct(">QQ")
 _ROW: Final = Struct(f">B{len(FIELDS)}Q")
+_CRC: Final = Struct(">I")
 _ROW_1: Final = Struct(f">B{len(FIELDS) - 2}Q")
 
 
@@ -115,6 +120,14 @@ class QueueStats:
         self.messages += sign * len(entries)
         self.size_bytes += sign * sum([e.size_bytes for e in entries])
 
+    def lose(self, loss: Loss) -> None:
+        """Messages went to quarantine. The size of a row that cannot be read is a guess; an empty queue has none."""
+        self.messages = max(0, self.messages - loss.messages)
+        self.size_bytes = max(0, self.size_bytes - loss.size_bytes) if self.messages else 0
+        self.delayed = max(0, self.delayed - loss.delayed)
+        self.delayed_bytes = max(0, self.delayed_bytes - loss.delayed_bytes) if self.delayed else 0
+        self.apart = max(0, self.apart - loss.apart)
+
     def depth(self) -> int:
         """Messages in the queue, ready or leased."""
         return self.messages + self.transient
@@ -123,16 +136,24 @@ class QueueStats:
         return self.size_bytes + self.transient_bytes
 
     def encode(self) -> bytes:
-        return _ROW.pack(LAYOUT, *self.values()[: len(FIELDS)])
+        try:
+            row = _ROW.pack(LAYOUT, *self.values()[: len(FIELDS)])
+        except struct_error:
+            # Rows that vanished below the queue made a count negative. A recount (`restart`) makes it exact.
+            row = _ROW.pack(LAYOUT, *(max(0, value) for value in self.values()[: len(FIELDS)]))
+        return row + _CRC.pack(crc32(row))
 
     @classmethod
     def decode(cls, queue: str, row: bytes) -> QueueStats:
         if len(row) == _ROW_1.size and row[0] == 1:
-            row = bytes((LAYOUT,)) + row[1:] + bytes(_ROW.size - _ROW_1.size)
-        if len(row) != _ROW.size or row[0] != LAYOUT:
+            row = b"\2" + row[1:] + bytes(_ROW.size - _ROW_1.size)
+        is_sound = len(row) == _ROW.size and row[0] == 2
+        if len(row) == _ROW.size + _CRC.size and row[0] == LAYOUT:
+            is_sound = _CRC.pack(crc32(row[: _ROW.size])) == row[_ROW.size :]
+        if not is_sound:
             raise CorruptionError(f"the counts of queue {queue!r} are damaged ({len(row)} bytes)")
         stats = cls()
-        stats.restore((*_ROW.unpack(row)[1:], 0, 0))
+        stats.restore((*_ROW.unpack_from(row)[1:], 0, 0))
         return stats
 
     def encode_transient(self) -> bytes:

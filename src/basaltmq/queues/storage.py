@@ -15,6 +15,7 @@ Safe to share between threads.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Final, Protocol
 
 import msgspec
@@ -36,7 +37,9 @@ from basaltmq.queues.operations import (
     PutQueue,
     PutState,
 )
+from basaltmq.queues.recount import counted, entries_of
 from basaltmq.queues.removal import BY_QUEUE
+from basaltmq.queues.stats import QueueStats
 from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
@@ -250,7 +253,7 @@ class StoreStorage:
             raise QueueNotFoundError(f"there is no queue {name!r}")
         change = Change(0)
         for family in (Family.MESSAGES, Family.DELAYED):
-            entries = upgrade.entries_of(self._store, name, family)
+            entries = entries_of(self._store, name, family)
             self._release(change, [entry for entry in entries if entry.flags & APART])
         start, end = keys.prefix_range(keys.lp(name))
         assert end is not None
@@ -272,8 +275,13 @@ class StoreStorage:
                 continue
 
     def recount(self, name: str) -> None:
+        row = self._store.get(Family.QUEUE_STATS, keys.queue_stats_key(name))
+        before: QueueStats | None = None
+        with suppress(CorruptionError):
+            before = None if row is None else QueueStats.decode(name, row)
         batch = Batch()
-        upgrade.count(self._store, name, batch)
+        stats = counted(self._store, name, before=before)
+        batch.put(Family.QUEUE_STATS, keys.queue_stats_key(name), stats.encode())
         self._store.write(batch)
 
     def put_state(self, name: str, value: bytes) -> None:
@@ -288,7 +296,9 @@ class StoreStorage:
     def list_state(self, prefix: str = "") -> Iterator[tuple[str, bytes]]:
         start, end = keys.prefix_range(keys.state_key(prefix))
         for key, value in self._store.scan(Family.STATE, start, end):
-            yield keys.decode_state_key(key), value
+            # A name that is no text was never set; it must not hide the others.
+            with suppress(CorruptionError):
+                yield keys.decode_state_key(key), value
 
 
 def _above(prefix: bytes) -> bytes:

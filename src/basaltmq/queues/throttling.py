@@ -54,7 +54,7 @@ class Throttling:
                 self._undo_take(change, keys)
             gate.stay_awake(sub)
             self._may_fetch(sub)
-        self._queue.load_rows(ready)
+        ready = self._queue.load_rows(ready)
         if ready:
             change.undo(lambda: self._queue.backing.put_back(ready))
         if len(gate):

@@ -13,11 +13,17 @@ begins with a brace, a lease has a key one byte longer than one of version 2, an
 the leases. A lease of version 1 has no token: it gets 0, which every later lease is above. One without its message is
 dropped. A lease of version 2 becomes a call of one message, with a token below those of any boot; the batch that puts
 the one deletes the other.
+
+A row that cannot be read goes to quarantine and does not stop the upgrade. Of a damaged lease the message is ready; a
+queue whose configuration is damaged has the defaults.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final
 from uuid import UUID
 
@@ -25,13 +31,13 @@ import msgspec
 
 from basaltmq.decoding import json_decoder
 from basaltmq.errors import BasaltError, CorruptionError
-from basaltmq.queues import rows
-from basaltmq.queues.backing import APART, Entry
-from basaltmq.queues.config import QueueConfig, encode_config
+from basaltmq.queues.backing import Entry
+from basaltmq.queues.config import QueueConfig, default_row, encode_config
 from basaltmq.queues.lease_v2 import Lease, decode_lease, encode_lease
 from basaltmq.queues.leases import LeaseCall, encode_lease_call
 from basaltmq.queues.message import Message, check_message, encode_row
-from basaltmq.queues.stats import QueueStats
+from basaltmq.queues.quarantine import Quarantine, Suspect, queue_of
+from basaltmq.queues.recount import counted
 from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
@@ -45,6 +51,8 @@ FIRST_BOOT: Final = 1 << 40
 
 _BRACE: Final = b"{"
 _COLON: Final = b":"
+
+_log: Final = logging.getLogger("basaltmq")
 
 
 class _MessageV1(msgspec.Struct):
@@ -101,31 +109,57 @@ _MESSAGE_V1: Final = json_decoder(_MessageV1)
 _QUEUE_V1: Final = json_decoder(_QueueV1)
 
 
+class _Aside:
+    """Moves rows that cannot be read to quarantine."""
+
+    def __init__(self, store: Store) -> None:
+        self._quarantine = Quarantine(store, time.time_ns)
+
+    def put(
+        self, batch: Batch, family: Family, key: bytes, row: bytes, error: object, replacement: bytes | None = None
+    ) -> None:
+        _log.error("a row of family %s was moved to quarantine: %s", family.label, error)
+        suspect = Suspect(family, key, row, str(error), replacement, queue_of(family, key), True)
+        self._quarantine.put(batch, suspect)
+        if replacement is None:
+            batch.delete(family, key)
+        else:
+            batch.put(family, key, replacement)
+
+
 def from_version_1(store: Store) -> Iterator[Batch]:
+    aside = _Aside(store)
     # A batch is written when the next one is asked for: behind an empty one, all of those above it are.
-    yield from _messages(store)
+    yield from _messages(store, aside)
     yield Batch()
-    yield from _leases_without_message(store)
-    yield from _queues(store)
+    yield from _leases_without_message(store, aside)
+    yield from _queues(store, aside)
     yield Batch()
-    yield from _expiry(store)
+    yield from _expiry(store, aside)
 
 
-def _messages(store: Store) -> Iterator[Batch]:
+def _messages(store: Store, aside: _Aside) -> Iterator[Batch]:
     """Messages, each with its lease."""
     batch = Batch()
     size_bytes = 0
     for key, row in store.scan(Family.MESSAGES):
         if not row.startswith(_BRACE):
             continue
-        message = _upgraded(_MESSAGE_V1, row, f"message {key.hex()}")
+        try:
+            message = _upgraded(_MESSAGE_V1, row, f"message {key.hex()}")
+        except CorruptionError as error:
+            aside.put(batch, Family.MESSAGES, key, row, error)
+            continue
         batch.put(Family.MESSAGES, message.key(), encode_row(message))
         batch.delete(Family.MESSAGES, key)
         old_lease = keys.lp(message.queue) + _COLON + message.id
         lease = store.get(Family.LEASES, old_lease)
         if lease is not None:
-            batch.put(Family.LEASES, keys.lease_key(message.queue, message.id), _lease(message, lease))
-            batch.delete(Family.LEASES, old_lease)
+            try:
+                batch.put(Family.LEASES, keys.lease_key(message.queue, message.id), _lease(message, lease))
+                batch.delete(Family.LEASES, old_lease)
+            except CorruptionError as error:
+                aside.put(batch, Family.LEASES, old_lease, lease, error)
         size_bytes += 2 * len(key) + len(row)
         if size_bytes >= BATCH_BYTES:
             yield batch
@@ -150,53 +184,67 @@ def _lease(message: Message, row: bytes) -> bytes:
     )
 
 
-def _leases_without_message(store: Store) -> Iterator[Batch]:
+def _leases_without_message(store: Store, aside: _Aside) -> Iterator[Batch]:
     batch = Batch()
-    for key, _ in store.scan(Family.LEASES):
-        if len(key) == keys.take_lp(key, 0)[1] + 17:
-            batch.delete(Family.LEASES, key)
+    for key, row in store.scan(Family.LEASES):
+        try:
+            if len(key) == keys.take_lp(key, 0)[1] + 17:
+                batch.delete(Family.LEASES, key)
+        except CorruptionError as error:
+            aside.put(batch, Family.LEASES, key, row, error)
     yield batch
 
 
-def _queues(store: Store) -> Iterator[Batch]:
+def _queues(store: Store, aside: _Aside) -> Iterator[Batch]:
     batch = Batch()
     for key, row in store.scan(Family.QUEUES):
         if row.startswith(_BRACE):
-            batch.put(Family.QUEUES, key, encode_config(_upgraded(_QUEUE_V1, row, f"queue {key!r}")))
+            try:
+                batch.put(Family.QUEUES, key, encode_config(_upgraded(_QUEUE_V1, row, f"queue {key!r}")))
+            except CorruptionError as error:
+                aside.put(batch, Family.QUEUES, key, row, error, default_row(key))
     yield batch
 
 
-def _expiry(store: Store) -> Iterator[Batch]:
+def _expiry(store: Store, aside: _Aside) -> Iterator[Batch]:
     """The index from nothing, from the leases of version 2."""
     batch = Batch()
     batch.delete_range(Family.LEASE_EXPIRY, b"", b"\xff" * 9)
     yield batch
     batch = Batch()
     for key, row in store.scan(Family.LEASES):
-        lease = decode_lease(*keys.decode_lease_key(key), row)
+        try:
+            lease = decode_lease(*keys.decode_lease_key(key), row)
+        except CorruptionError as error:
+            aside.put(batch, Family.LEASES, key, row, error)
+            continue
         batch.put(Family.LEASE_EXPIRY, keys.lease_expiry_key(lease.expires_ns, lease.queue, lease.message_id), b"")
     yield batch
 
 
 def from_version_2(store: Store) -> Iterator[Batch]:
-    yield from _lease_calls(store)
+    yield from _lease_calls(store, _Aside(store))
     batch = Batch()
     batch.delete_range(Family.LEASE_EXPIRY, b"", b"\xff" * 9)
     yield batch
     for key, _ in store.scan(Family.QUEUES):
-        name = keys.decode_queue_key(key)
-        if store.get(Family.QUEUE_STATS, keys.queue_stats_key(name)) is None:
+        name = queue_of(Family.QUEUES, key)
+        if name and store.get(Family.QUEUE_STATS, keys.queue_stats_key(name)) is None:
             batch = Batch()
-            count(store, name, batch)
+            batch.put(Family.QUEUE_STATS, keys.queue_stats_key(name), counted(store, name).encode())
             yield batch
     yield Batch()
 
 
-def _lease_calls(store: Store) -> Iterator[Batch]:
+def _lease_calls(store: Store, aside: _Aside) -> Iterator[Batch]:
     token = _last_token(store)
     batch = Batch()
     for key, row in store.scan(Family.LEASES):
-        old = decode_lease(*keys.decode_lease_key(key), row)
+        try:
+            old = decode_lease(*keys.decode_lease_key(key), row)
+        except CorruptionError as error:
+            aside.put(batch, Family.LEASES, key, row, error)
+            continue
         batch.delete(Family.LEASES, key)
         message_key = old.message_key()
         if store.get(Family.MESSAGES, message_key) is not None:
@@ -213,36 +261,16 @@ def _lease_calls(store: Store) -> Iterator[Batch]:
 
 def _last_token(store: Store) -> int:
     """The last token below those of any boot that was given out: tokens are of the whole store."""
-    found = (keys.decode_lease_call_key(key)[1] for key, _ in store.scan(Family.LEASE_CALLS))
+    found: list[int] = []
+    for key, _ in store.scan(Family.LEASE_CALLS):
+        # Whoever loads the queue moves it to quarantine.
+        with suppress(CorruptionError):
+            found.append(keys.decode_lease_call_key(key)[1])
     return max((token for token in found if token < FIRST_BOOT), default=0)
-
-
-def entries_of(store: Store, queue: str, family: Family) -> Iterator[Entry]:
-    """Every message a queue has in `messages` or `delayed`."""
-    for key, row in store.scan(family, *keys.prefix_range(keys.lp(queue))):
-        yield rows.read_entry(key if family is Family.MESSAGES else keys.message_of(key)[0], row)
-
-
-def count(store: Store, queue: str, batch: Batch) -> None:
-    """Put the counts of a queue as its rows tell them; totals are kept, or begin with what is there."""
-    row = store.get(Family.QUEUE_STATS, keys.queue_stats_key(queue))
-    stats = QueueStats() if row is None else QueueStats.decode(queue, row)
-    # Below the floor of a queue that was deleted under this name are rows that wait to be taken away (reclaim.py).
-    floor = store.get(Family.DELETED_QUEUES, keys.deleted_queue_key(queue)) or bytes(8)
-    ready, waiting = (
-        [(e.size_bytes, bool(e.flags & APART)) for e in entries_of(store, queue, family) if e.key[-24:-16] >= floor]
-        for family in (Family.MESSAGES, Family.DELAYED)
-    )
-    stats.messages, stats.size_bytes = len(ready), sum(size for size, _ in ready)
-    stats.delayed, stats.delayed_bytes = len(waiting), sum(size for size, _ in waiting)
-    stats.apart = sum(is_apart for _, is_apart in ready + waiting)
-    stats.enqueued = max(stats.enqueued, stats.messages + stats.delayed)
-    stats.floor_ns = int.from_bytes(floor, "big")
-    batch.put(Family.QUEUE_STATS, keys.queue_stats_key(queue), stats.encode())
 
 
 def _upgraded(decode: Callable[[bytes], Any], row: bytes, what: str) -> Any:
     try:
         return decode(row).upgraded()
     except (msgspec.DecodeError, BasaltError, ValueError) as error:
-        raise CorruptionError(f"{what} of version 1 cannot be read: {error}; nothing of it was changed") from None
+        raise CorruptionError(f"{what} of version 1 cannot be read: {error}") from None

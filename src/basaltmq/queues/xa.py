@@ -34,8 +34,11 @@ import msgspec
 
 from basaltmq.errors import (
     BasaltError,
+    CorruptionError,
     LimitExceededError,
     QueueFullError,
+    QueueNotFoundError,
+    StaleLeaseError,
     StorageError,
     UnknownXidError,
     XaRolledBackError,
@@ -48,13 +51,16 @@ from basaltmq.queues.config import Durability
 from basaltmq.queues.content import Content
 from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.draft import Draft
-from basaltmq.queues.held import hold
+from basaltmq.queues.held import hold, is_held
+from basaltmq.queues.leases import LeaseCall
+from basaltmq.queues.quarantine import Quarantine
 from basaltmq.queues.queue import ENQUEUE_MAX, Queue
 from basaltmq.queues.rows import NO_BODY
 from basaltmq.queues.work import Find, Plane, Work
 from basaltmq.store.api import Store
 from basaltmq.store.commit import GroupCommit
 from basaltmq.store.families import Family
+from basaltmq.store.keys import lp
 from basaltmq.transactions.branch_table import BranchTable, TableBranch
 from basaltmq.transactions.transaction import NOTHING_WRITTEN
 from basaltmq.transactions.xa import Vote
@@ -131,8 +137,10 @@ class QueueXa(BranchTable[QueueBranch]):
         plane: Plane,
         lock: threading.RLock,
         clock_ns: Callable[[], int],
+        quarantine: Quarantine,
     ) -> None:
         super().__init__(lock)
+        self._quarantine = quarantine
         self._store = store
         self._commit = commit
         self._plane = plane
@@ -142,11 +150,17 @@ class QueueXa(BranchTable[QueueBranch]):
 
     @classmethod
     def open(
-        cls, store: Store, commit: GroupCommit, plane: Plane, lock: threading.RLock, clock_ns: Callable[[], int]
+        cls,
+        store: Store,
+        commit: GroupCommit,
+        plane: Plane,
+        lock: threading.RLock,
+        clock_ns: Callable[[], int],
+        quarantine: Quarantine,
     ) -> Self:
         """With the branches that were prepared before the last stop."""
-        table = cls(store, commit, plane, lock, clock_ns)
-        for row in branches.read_branches(store):
+        table = cls(store, commit, plane, lock, clock_ns, quarantine)
+        for row in branches.read_branches(store, quarantine):
             branch = table._make(row.xid)
             branch.decision = row.state
             branch.state = BranchState.PREPARED if row.state == PREPARED else BranchState.HEURISTIC
@@ -214,6 +228,13 @@ class QueueXa(BranchTable[QueueBranch]):
     def holders_of(self, queue: str) -> list[Xid]:
         """Prepared branches that keep a queue from being deleted. The plane asks, with its lock."""
         return sorted(self._queues.get(queue, ()))
+
+    def is_orphan(self, call: LeaseCall) -> bool:
+        """Whether a lease is held for a branch that is not known: its record was damaged."""
+        if not is_held(call):
+            return False
+        rows = [branch.row for branch in self._branches.values() if branch.state is BranchState.PREPARED]
+        return all(call.token != each.token for row in rows for each in row.holds)
 
     def work_of(self, session: XaSession) -> Work:
         """Where a session's work goes; refused in words if it may not work."""
@@ -317,13 +338,19 @@ class QueueXa(BranchTable[QueueBranch]):
         def finish(change: Change, find: Find) -> None:
             row = branch.row
             for each in row.holds:
-                queue = find(each.queue)
-                if commit:
-                    queue.ack(change, each.token)
-                else:
-                    queue.release(change, each.token)
+                with suppress(StaleLeaseError, QueueNotFoundError):
+                    # A hold whose row was damaged is in quarantine, and its messages are ready.
+                    queue = find(each.queue)
+                    if commit:
+                        queue.ack(change, each.token)
+                    else:
+                        queue.release(change, each.token)
             if row.drafts:
-                drafts = branches.read_drafts(self._store, row.xid, row.drafts)
+
+                def damaged(key: bytes, raw: bytes | None, reason: str) -> None:
+                    self._quarantine.keep(change, Family.BRANCH_DRAFTS, key, raw, reason)
+
+                drafts = branches.read_drafts(self._store, row.xid, row.drafts, damaged)
                 if commit:
                     self._enqueue(change, find, drafts)
                 branches.release_bodies(change, self._content, drafts)
@@ -343,18 +370,26 @@ class QueueXa(BranchTable[QueueBranch]):
 
     def _enqueue(self, change: Change, find: Find, kept: list[KeptDraft]) -> None:
         """Let in what was promised."""
-        for (name, body_id), group in groupby(kept, key=itemgetter(0, 2)):
+        for (name, body_id, body_bytes), group in groupby(kept, key=itemgetter(0, 2, 3)):
             queue = find(name)
-            drafts: list[Draft | bytes] = [draft for _, draft, _ in group]
+            drafts: list[Draft | bytes] = [each.draft for each in group]
             if body_id == NO_BODY:
                 for at in range(0, len(drafts), ENQUEUE_MAX):
                     queue.enqueue(change, drafts[at : at + ENQUEUE_MAX], promised=True)
             else:
-                self._enqueue_large(change, queue, drafts, body_id)
+                self._enqueue_large(change, queue, drafts, body_id, body_bytes)
 
-    def _enqueue_large(self, change: Change, queue: Queue, drafts: list[Draft | bytes], body_id: bytes) -> None:
+    def _enqueue_large(
+        self, change: Change, queue: Queue, drafts: list[Draft | bytes], body_id: bytes, body_bytes: int | None
+    ) -> None:
         """The same of drafts whose payload is apart, and stays there unless they are transient."""
-        payload = self._content.read(body_id)
+        try:
+            payload = self._content.read(body_id, body_bytes)
+        except CorruptionError as error:
+            for draft in drafts:
+                raw = lp(queue.name) + msgspec.msgpack.encode(draft)
+                self._quarantine.keep(change, Family.BRANCH_DRAFTS, body_id, raw, str(error), queue=queue.name)
+            return
         in_memory = queue.config.durability is Durability.MEMORY
         for draft in drafts:
             assert isinstance(draft, Draft), "that is how they are kept"

@@ -99,6 +99,7 @@ class Family(enum.IntEnum):
     DELETED_QUEUES = ("deleted_queues",)
     QUEUE_BRANCHES = ("queue_branches",)
     BRANCH_DRAFTS = ("branch_drafts", CONTENT)
+    QUEUE_QUARANTINE = ("queue_quarantine",)
 
     CONSUMER_OFFSETS = ("consumer_offsets",)
     TOPIC_GROUPS = ("topic_groups",)

@@ -32,6 +32,7 @@ value can collide with a separator and no prefix of one key set reaches into ano
     dedup expiry     | lp(queue) | expires ns u64 | lp(publisher's id) |
     consumer offset  | lp(group) | topic uuid (16) | partition u32 |
     quarantine       | lp(family label) | the row's own key |
+    queue quarantine | lp(queue, empty if it is unknown) | found ns u64 | number u64 |
     topic group      | topic uuid (16) | lp(group) |
     shard counter    | 'N' |
     shard            | 'S' | shard u64 |
@@ -87,6 +88,7 @@ _U32: Final = Struct(">I")
 _U64: Final = Struct(">Q")
 _CONTENT: Final = Struct(">QI")
 _ENTRY: Final = Struct(">16sQ")
+_TWO_U64: Final = Struct(">QQ")
 _TIME_ID: Final = Struct(">Q16s")
 _ID_BYTES: Final = 16
 _SIGN: Final = 1 << 63
@@ -802,6 +804,20 @@ def quarantine_prefix(label: str) -> bytes:
 def decode_quarantine_key(key: bytes) -> tuple[str, bytes]:
     label, at = _take_text(key, 0)
     return label, key[at:]
+
+
+def queue_quarantine_key(queue: str, found_ns: int, number: int) -> bytes:
+    return lp(queue) + _TWO_U64.pack(found_ns, number)
+
+
+def queue_quarantine_prefix(queue: str) -> bytes:
+    return lp(queue)
+
+
+def decode_queue_quarantine_key(key: bytes) -> tuple[str, int, int]:
+    queue, at = _take_text(key, 0)
+    _exactly(key, at + _TWO_U64.size)
+    return queue, *_TWO_U64.unpack_from(key, at)
 
 
 def _sized_id(message_id: bytes) -> bytes:

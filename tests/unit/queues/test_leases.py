@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.queues.conftest import Clock, Planes, TestStore, payloads, settle
+from tests.unit.queues.conftest import NOWHERE, Clock, Planes, TestStore, payloads, settle
 
 from basaltmq.errors import CorruptionError, QueueNotFoundError, StaleLeaseError, StoreStalledError
 from basaltmq.queues.backing import TRANSIENT, Entry
@@ -84,7 +84,7 @@ def test_a_damaged_lease_row_is_corruption(row: bytes) -> None:
 def test_tokens_grow_over_restarts(store: TestStore) -> None:
     seen: list[int] = []
     for _ in range(3):
-        tokens = Tokens.open(store)
+        tokens = Tokens.open(store, NOWHERE)
         seen += [tokens.next() for _ in range(3)]
     assert seen == sorted(set(seen))
 
@@ -295,13 +295,13 @@ def test_a_refused_write_leaves_leases_and_messages_as_they_were(
 @pytest.mark.spec("C7", "E10")
 @pytest.mark.promise("P9")
 def test_leases_of_earlier_boots_are_read_in_pages_as_their_time_comes(store: TestStore) -> None:
-    old = Tokens.open(store)
+    old = Tokens.open(store, NOWHERE)
     tokens = [old.next() for _ in range(3 * EXPIRY_PAGE)]
     batch = Batch()
     for index, token in enumerate(tokens):
         batch.put(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key(1000 + index, "q", token), b"")
     store.write(batch)
-    expiry = LeaseExpiry(store, Tokens.open(store))
+    expiry = LeaseExpiry(store, Tokens.open(store, NOWHERE), NOWHERE)
     assert len(expiry._heap) == EXPIRY_PAGE
     assert expiry.deadline_ns() == 1000
     due: list[int] = []
@@ -313,8 +313,8 @@ def test_leases_of_earlier_boots_are_read_in_pages_as_their_time_comes(store: Te
 
 @pytest.mark.promise("P8")
 def test_settled_leases_do_not_pile_up_in_memory(store: TestStore) -> None:
-    tokens = Tokens.open(store)
-    expiry = LeaseExpiry(store, tokens)
+    tokens = Tokens.open(store, NOWHERE)
+    expiry = LeaseExpiry(store, tokens, NOWHERE)
     for number in range(10 * HEAP_SLACK):
         token = tokens.next()
         expiry.add(10**18 + number, "q", token)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from tests.unit.queues.conftest import TestStore
+from tests.unit.queues.conftest import NOWHERE, TestStore
 
 from basaltmq.queues.backing import SPILLED, TRANSIENT, Entry
 from basaltmq.queues.budget import MemoryBudget, PagingLimits
@@ -54,7 +54,7 @@ class Bench:
         self.queue = self.open(known_empty=True)
 
     def open(self, *, known_empty: bool = False, prefix: bytes = PREFIX) -> PagingQueue:
-        return PagingQueue(self.store, prefix, self.budget, self.limits, self.leased, known_empty=known_empty)
+        return PagingQueue(self.store, prefix, self.budget, self.limits, self.leased, NOWHERE, known_empty=known_empty)
 
     def write(self, change: Change) -> None:
         self.store.write(change.seal())

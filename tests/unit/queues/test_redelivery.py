@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 from tests.unit.queues.conftest import Clock, Planes, payloads, settle
 
-from basaltmq.errors import CorruptionError
 from basaltmq.queues.budget import PagingLimits
 from basaltmq.queues.config import Durability, QueueConfig
 from basaltmq.queues.draft import Draft
@@ -122,13 +121,18 @@ def test_a_clean_end_of_a_version_that_said_nothing_with_it_is_one(planes: Plane
     assert marks(planes.open(), "q") == [(b"before", False)]
 
 
-def test_a_damaged_row_of_a_clean_end_is_told(planes: Planes) -> None:
-    planes.open().close()
+@pytest.mark.promise("P7")
+def test_a_damaged_row_of_a_clean_end_is_no_clean_end(planes: Planes) -> None:
+    plane = planes.open()
+    plane.create(QueueConfig(name="q"))
+    plane.enqueue("q", [b"x"])
+    plane.close()
     batch = Batch()
     batch.put(Family.VERSION, b"queue_clean", b"1234")
     planes.store.write(batch)
-    with pytest.raises(CorruptionError, match="clean end is damaged"):
-        planes.open()
+    plane = planes.open()
+    assert [record.value for record in plane.damage.records()] == [b"1234"]
+    assert [d.redelivered for d in plane.lease("q")] == [True]
 
 
 @pytest.mark.promise("P3")

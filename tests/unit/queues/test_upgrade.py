@@ -11,14 +11,15 @@ from tests.fixtures.messages_v1_make import unpack
 from tests.fixtures.messages_world import WatchedStore
 from tests.fixtures.queue_storage_v1_make import ARCHIVE, EXPIRES_NS, MESSAGES, QUEUES, STATE, rows
 
-from basaltmq.errors import CorruptionError, StoreStalledError
+from basaltmq.errors import StoreStalledError
 from basaltmq.queues import upgrade
-from basaltmq.queues.config import QueueConfig, encode_config
+from basaltmq.queues.config import QueueConfig, default_row, encode_config
 from basaltmq.queues.lease import Lease
 from basaltmq.queues.lease_v2 import Lease as LeaseV2
 from basaltmq.queues.lease_v2 import encode_lease
 from basaltmq.queues.message import Message, encode_row
 from basaltmq.queues.plane import QueuePlane
+from basaltmq.queues.quarantine import records
 from basaltmq.queues.storage import CONTENT, VERSION, StoreStorage
 from basaltmq.store import keys
 from basaltmq.store.api import Store
@@ -139,14 +140,46 @@ def test_an_upgrade_interrupted_at_any_write_is_finished_by_the_next() -> None:
         (Family.QUEUES, b'{"name": "", "visibility_timeout_ms": 1}'),
     ],
 )
-def test_a_row_that_cannot_be_read_stops_the_upgrade_by_name(family: Family, value: bytes) -> None:
+def test_a_row_that_cannot_be_read_goes_to_quarantine_and_stops_no_upgrade(family: Family, value: bytes) -> None:
     store = MemoryStore()
     batch = Batch()
     batch.put(family, b"key", value)
     store.write(batch)
-    with pytest.raises(CorruptionError, match="version 1 cannot be read"):
-        StoreStorage.open(store)
-    assert store.get(family, b"key") == value
+    StoreStorage.open(store)
+    (record,) = records(store)
+    assert (record.family, record.key, record.value) == (family.label, b"key", value)
+    assert "version 1 cannot be read" in record.reason
+    left = store.get(family, b"key")
+    assert left == (default_row(b"key") if family is Family.QUEUES else None)
+
+
+@pytest.mark.spec("A9", "A12")
+@pytest.mark.promise("P7")
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("damaged", [b"", b"\x09", b"random bytes that are no lease"])
+def test_a_damaged_lease_of_an_earlier_version_costs_the_lease_and_no_message(version: int, damaged: bytes) -> None:
+    store = MemoryStore()
+    batch = Batch()
+    if version == 1:
+        for _, family, key, value in rows().ops:
+            batch.put(family, key, damaged if family is Family.LEASES else value)
+    else:
+        put_version(batch, CONTENT, 2)
+        message = Message(id=bytes(16), queue="q", payload=b"p", enqueued_ns=1)
+        batch.put(Family.QUEUES, keys.queue_key("q"), encode_config(QueueConfig(name="q")))
+        batch.put(Family.MESSAGES, message.key(), encode_row(message))
+        batch.put(Family.LEASES, keys.lease_key("q", message.id), damaged)
+    store.write(batch)
+    before = len(list(store.scan(Family.MESSAGES)))
+    commit = GroupCommit(store)
+    try:
+        with QueuePlane(store, commit) as plane:
+            kept = {record.value for record in plane.damage.records() if record.family == Family.LEASES.label}
+            assert kept == {damaged}
+            ready = sum(plane.stats(config.name)["ready"] for config in plane.configs())
+            assert ready == before, "their messages are ready"
+    finally:
+        commit.close()
 
 
 @pytest.mark.spec("A9")

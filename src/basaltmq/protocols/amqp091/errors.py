@@ -113,6 +113,7 @@ _CODES: Final[tuple[tuple[type[BasaltError], int], ...]] = (
     (errors.PreconditionFailedError, PRECONDITION_FAILED),
     (errors.AlreadyExistsError, PRECONDITION_FAILED),
     (errors.StaleLeaseError, PRECONDITION_FAILED),
+    (errors.QueueFailedError, PRECONDITION_FAILED),
     (errors.TransactionError, PRECONDITION_FAILED),
     (errors.OffsetOutOfRangeError, PRECONDITION_FAILED),
     (errors.LimitExceededError, PRECONDITION_FAILED),

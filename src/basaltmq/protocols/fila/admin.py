@@ -18,7 +18,7 @@ from basaltmq.protocols.fila.calls import Calls, queue_name
 from basaltmq.protocols.fila.desk import Desk
 from basaltmq.protocols.fila.takers import Takers
 from basaltmq.protocols.grpc.methods import Method
-from basaltmq.queues.config import VISIBILITY_TIMEOUT_MS_DEFAULT, QueueConfig
+from basaltmq.queues.config import DEAD_LETTERS, VISIBILITY_TIMEOUT_MS_DEFAULT, QueueConfig
 from basaltmq.queues.message import Message
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.redrive import PAGE, origin_of
@@ -26,8 +26,6 @@ from basaltmq.queues.runtime_config import LIST_MAX
 from basaltmq.wire import fila_wire_pb2 as wire
 
 SERVICE: Final = "fila.v1.FilaAdmin"
-
-DEAD_LETTERS: Final = ".dlq"
 
 CONFIGS_PAGE: Final = 100
 """Queues looked at between two turns of the loop."""

@@ -35,6 +35,7 @@ STATUS: Final[dict[type[errors.BasaltError], Status]] = {
     errors.StoreClosedError: Status.UNAVAILABLE,
     errors.PublishersHeldError: Status.UNAVAILABLE,
     errors.VHostDownError: Status.UNAVAILABLE,
+    errors.QueueFailedError: Status.UNAVAILABLE,
     errors.CorruptionError: Status.DATA_LOSS,
     errors.TimedOutError: Status.DEADLINE_EXCEEDED,
     errors.AuthenticationError: Status.UNAUTHENTICATED,

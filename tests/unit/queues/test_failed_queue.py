@@ -1,0 +1,154 @@
+"""An unexpected error fails one queue: it is read again from disk, and the others are served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.unit.queues.conftest import Clock, TestStore, payloads, settle
+
+from basaltmq.errors import QueueFailedError, QueueNotFoundError, StaleLeaseError
+from basaltmq.queues.draft import Draft
+from basaltmq.queues.failed import FAILURES_MAX, WINDOW_NS
+from basaltmq.queues.plane import QueuePlane
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+
+Make = Callable[..., str]
+
+pytestmark = pytest.mark.promise("P11")
+
+
+def broken(*args: Any, **options: Any) -> Any:
+    raise RuntimeError("a bug")
+
+
+def break_queue(plane: QueuePlane, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail a queue once, as a bug in it would."""
+    queue = plane._loaded.require(name)
+    with monkeypatch.context() as patched:
+        patched.setattr(type(queue), "take_ready", broken)
+        patched.setattr("basaltmq.queues.lending.take_plain", lambda *args: None)
+        with pytest.raises(QueueFailedError, match="a bug"):
+            plane.lease(name)
+
+
+def test_a_queue_that_failed_is_read_again_from_disk_with_all_it_had(
+    plane: QueuePlane, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make("bad")
+    make("good")
+    plane.enqueue("bad", [b"1", b"2", b"3"])
+    plane.enqueue("good", [b"x"])
+    held = plane.lease("bad", visibility_ms=10_000)
+    forever = plane.lease("bad", visibility_ms=0)
+    break_queue(plane, "bad", monkeypatch)
+    assert plane.damage.down() == []
+    assert payloads(plane, "good") == [b"x"]
+    again = plane.lease("bad", 9)
+    assert [(d.payload, d.redelivered) for d in again] == [(b"2", True), (b"3", True)], "what was held came back"
+    assert plane.ack("bad", held[0].token) == 1, "a lease with a row outlives the failure"
+    with pytest.raises(StaleLeaseError):
+        plane.ack("bad", forever[0].token)
+
+
+def test_a_queue_that_fails_too_often_is_down_until_it_is_restarted(
+    plane: QueuePlane, make: Make, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    make("bad")
+    make("good")
+    plane.enqueue("bad", [b"1", Draft(payload=b"later", delay_ms=1000)])
+    for _ in range(FAILURES_MAX):
+        break_queue(plane, "bad", monkeypatch)
+    assert plane.damage.down() == ["bad"]
+    assert plane.damage.error_of("bad") == "RuntimeError: a bug"
+    for refused in (lambda: plane.lease("bad"), lambda: plane.enqueue("bad", [b"2"]), lambda: plane.stats("bad")):
+        with pytest.raises(QueueFailedError, match="basalt queue restart bad"):
+            refused()
+    assert plane.enqueue("good", [b"y"]) != []
+    clock.pass_ms(2000)
+    deadline_ns = plane.run_due()
+    assert (deadline_ns or 0) > clock(), "what is due there is put off, not tried at once"
+    plane.damage.restart("bad")
+    assert plane.damage.down() == []
+    clock.pass_ms(2000)
+    settle(plane, clock)
+    assert payloads(plane, "bad") == [b"1", b"later"]
+    assert payloads(plane, "good") == [b"y"]
+
+
+def test_failures_far_apart_leave_a_queue_up(
+    plane: QueuePlane, make: Make, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    make("bad")
+    for _ in range(2 * FAILURES_MAX):
+        break_queue(plane, "bad", monkeypatch)
+        clock.pass_ms(WINDOW_NS / 1e6)
+    assert plane.damage.down() == []
+
+
+def test_a_change_of_several_queues_fails_the_one_that_is_to_blame(
+    plane: QueuePlane, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make("bad")
+    make("good")
+    with monkeypatch.context() as patched:
+        patched.setattr("basaltmq.queues.making.make", broken)
+        with pytest.raises(QueueFailedError, match="'bad' failed"), plane.change():
+            plane.enqueue("bad", [b"1"])
+    assert plane._loaded.peek("bad") is None
+    assert plane._loaded.peek("good") is not None
+
+
+def test_what_follows_a_write_may_fail_and_the_message_is_there(
+    plane: QueuePlane, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make("q")
+    with monkeypatch.context() as patched:
+        patched.setattr("basaltmq.queues.fair.FairQueue.append", broken)
+        assert len(plane.enqueue("q", [b"1"])) == 1
+    assert payloads(plane, "q") == [b"1"]
+
+
+def test_the_error_of_a_callers_function_is_the_callers(plane: QueuePlane, make: Make) -> None:
+    make("q")
+    make("other")
+    plane.enqueue("q", [b"1"])
+    with pytest.raises(RuntimeError, match="a bug"):
+        plane.move("q", "other", wanted=broken)
+    assert plane._loaded.peek("q") is not None
+    assert payloads(plane, "q") == [b"1"]
+
+
+def test_a_restart_counts_what_is_on_disk(plane: QueuePlane, make: Make, store: TestStore) -> None:
+    make("q")
+    plane.enqueue("q", [b"12", b"345", b"6"])
+    first = store.rows(Family.MESSAGES)[0]
+    batch = Batch()
+    batch.delete(Family.MESSAGES, first)
+    store.write(batch)
+    plane.damage.restart("q")
+    counts = plane.stats("q")
+    assert (counts["messages"], counts["size_bytes"], counts["enqueued"]) == (2, 4, 3)
+    with pytest.raises(QueueNotFoundError):
+        plane.damage.restart("nobody")
+
+
+def test_a_record_is_shown_and_deleted_with_what_it_refers_to(plane: QueuePlane, make: Make, store: TestStore) -> None:
+    make("q")
+    plane.enqueue("q", [b"x" * 6000])
+    (key,) = store.rows(Family.BODIES)
+    batch = Batch()
+    batch.put(Family.BODIES, key, b"x" * 5000)
+    store.write(batch)
+    assert plane.lease("q") == []
+    (record,) = plane.damage.records("q")
+    assert plane.damage.records("other") == []
+    assert plane.damage.record(record.id) == record
+    assert plane.stats("q")["quarantined"] == plane.damage.total() == 1
+    assert store.rows(Family.BODIES) == [key], "the body is kept with its message"
+    plane.damage.delete(record.id)
+    assert plane.damage.records() == []
+    assert store.rows(Family.BODIES) == []
+    assert plane.stats("q")["quarantined"] == 0
