@@ -14,6 +14,7 @@ import secrets
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -47,6 +48,10 @@ GENERATED: Final = "amq.gen-"
 
 PAGE: Final = 1000
 """Queues read at once when opening."""
+
+DELETED_AT_ONCE: Final = 50
+CONFIGURED_AT_ONCE: Final = 100
+"""Queues deleted, or given another policy, before others have their turn: some milliseconds."""
 
 COUNTED: Final = ("published", "delivered", "redelivered", "acked")
 COUNTED_BELOW: Final = ("expired", "dead_lettered", "dropped")
@@ -216,6 +221,13 @@ class QueueTable:
 
     def delete(self, name: str, *, if_unused: bool = False, if_empty: bool = False, owner: object = None) -> int:
         """Delete a queue; how many messages were ready. None of that name is nothing to delete."""
+        ready = self.check_delete(name, if_unused=if_unused, if_empty=if_empty, owner=owner)
+        if name in self.by_name:
+            self._delete(self.by_name[name])
+        return ready
+
+    def check_delete(self, name: str, *, if_unused: bool, if_empty: bool, owner: object) -> int:
+        """Refuse what must not be deleted; how many messages are ready."""
         if name not in self.by_name:
             return 0
         queue = self.get(name, owner)
@@ -224,7 +236,6 @@ class QueueTable:
         ready = self.ready(queue)
         if if_empty and ready:
             raise PreconditionFailedError(f"queue '{name}' in vhost '{self._vhost}' not empty")
-        self._delete(queue)
         return ready
 
     def _delete(self, queue: BrokerQueue) -> None:
@@ -255,14 +266,15 @@ class QueueTable:
         self._consuming.setdefault(consumer.owner, {})[consumer] = None
         consumer.queue.consumers.add(consumer)
 
-    def release_owner(self, owner: object) -> None:
-        """A connection is gone, and its consumers and exclusive queues with it."""
+    def release_owner(self, owner: object) -> bool:
+        """A connection is gone, and its consumers and exclusive queues with it. True: call again, some are left."""
         for consumer in list(self._consuming.get(owner, ())):
             consumer.cancel()
-        for name in list(self._exclusive.get(owner, ())):
+        for name in list(islice(self._exclusive.get(owner, ()), DELETED_AT_ONCE)):
             queue = self.by_name.get(name)
             if queue is not None:
                 self._delete(queue)
+        return owner in self._exclusive
 
     def _left(self, queue: BrokerQueue, consumer: Consumer) -> None:
         queue.used_ns = self._clock_ns()
@@ -274,9 +286,22 @@ class QueueTable:
         if queue.declared.auto_delete and not len(queue.consumers) and self.by_name.get(queue.name) is queue:
             self._delete(queue)
 
-    def policies_changed(self) -> None:
-        """Give every queue the policy that is in force for it."""
-        for queue in list(self.by_name.values()):
+    def policies_changed(self) -> Callable[[], bool]:
+        """Give every queue the policy that is in force for it: a portion per call, False after the last."""
+        left = iter(list(self.by_name.values()))
+        retried: list[BrokerQueue] = []
+
+        def apply() -> bool:
+            portion = retried or list(islice(left, CONFIGURED_AT_ONCE))
+            retried[:] = portion
+            self._apply_policies([queue for queue in portion if self.by_name.get(queue.name) is queue])
+            retried.clear()
+            return len(portion) == CONFIGURED_AT_ONCE
+
+        return apply
+
+    def _apply_policies(self, queues: list[BrokerQueue]) -> None:
+        for queue in queues:
             policy = self._policies.of_queue(queue.name, queue.settings_declared.type)
             queue.policy = policy.name
             settings = effective(queue.settings_declared, policy.definition)
@@ -312,8 +337,10 @@ class QueueTable:
             self._due(due_ns)
 
     def expire(self, now_ns: int) -> int | None:
-        """Delete queues that were unused for too long; when to look again."""
-        while self._expiries and self._expiries[0][0] <= now_ns:
+        """Delete queues that were unused for too long, some at a time; when to look again."""
+        for _ in range(DELETED_AT_ONCE):
+            if not self._expiries or self._expiries[0][0] > now_ns:
+                break
             _, name = heappop(self._expiries)
             queue = self.by_name.get(name)
             if queue is None or queue.settings.expires_ms is None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 from basaltmq.broker import amqp_table
@@ -60,6 +61,9 @@ PREDECLARED: Final = (
 
 NAME_BYTES_MAX: Final = 255
 """AMQP's short string, of names and routing keys."""
+
+REMOVED_AT_ONCE: Final = 500
+"""Bindings removed in one batch: some milliseconds."""
 
 _AUTO_DELETE: Final = 1
 _INTERNAL: Final = 2
@@ -223,6 +227,22 @@ class Topology:
         if binding is not None:
             self._remove([binding])
         return binding
+
+    def removing(self, destination: Destination) -> Iterator[int]:
+        """Remove bindings to a queue or exchange, and from the exchange, until few are left: a portion per step.
+
+        For what is about to be deleted. A crash in between leaves it with the rest.
+        """
+        while True:
+            portion = list(islice(self._incoming.get(destination, {}).values(), REMOVED_AT_ONCE))
+            exchange = self.exchanges.get(destination.name) if destination.kind == EXCHANGE else None
+            if len(portion) < REMOVED_AT_ONCE and exchange is not None:
+                portion = list(islice(exchange.bindings.values(), REMOVED_AT_ONCE))
+            if len(portion) < REMOVED_AT_ONCE:
+                return
+            # The last one stays, so that an auto-delete exchange goes with its deletion.
+            self._remove(portion[:-1])
+            yield len(portion) - 1
 
     def remove_queue(self, name: str) -> None:
         """A queue is gone: so are the bindings to it."""

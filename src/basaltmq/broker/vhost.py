@@ -17,16 +17,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from basaltmq.broker.chores import Chores
 from basaltmq.broker.consumer import Consumer, ConsumerSink
 from basaltmq.broker.dispatch import Dispatch
 from basaltmq.broker.exchange import EXCHANGE, QUEUE, Arguments, Destination, Exchange
 from basaltmq.broker.guard import Guard, QuietGuard
 from basaltmq.broker.loop_commit import LoopCommit
 from basaltmq.broker.policy import Policies
+from basaltmq.broker.policy_effects import PolicyEffects
 from basaltmq.broker.publishing import STALL_RETRY_S, Publishing
 from basaltmq.broker.queue import BrokerQueue, QueueInfo
 from basaltmq.broker.queue_table import QueueTable
@@ -82,7 +84,7 @@ class VHost:
         self.store = store
         self.error: BaseException | None = None
         """Why it failed."""
-        self.blocked_by_store = False
+        self.blocked = False
         """The store is behind; publishers wait."""
         self.size_guard: SizeGuard | None = None
         """Holds publishers while the store is over its size; closed with the planes."""
@@ -93,6 +95,7 @@ class VHost:
         self._clock_ns = clock_ns
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_scheduled = False
+        self.chores = Chores()
         self._attached: dict[object, Callable[[BaseException], None]] = {}
         self._closing = False
         report = report or _log.warning
@@ -141,6 +144,7 @@ class VHost:
             hand=self.dispatch.hand,
             now_s=lambda: clock_ns() / 1e9,
         )
+        self._effects = PolicyEffects(self.policies, self.topology, self.queues)
         self.policies.changed = self._policies_changed
         self._policies_changed()
         self.plane.listen(self._ready)
@@ -161,10 +165,6 @@ class VHost:
     @property
     def is_up(self) -> bool:
         return self.error is None and not self._closing
-
-    @property
-    def blocked(self) -> bool:
-        return self.blocked_by_store
 
     def declare_exchange(
         self,
@@ -188,7 +188,7 @@ class VHost:
                 arguments=arguments,
                 passive=passive,
             )
-            self._apply_policy(exchange)
+            self._effects.apply(exchange)
         return exchange
 
     def delete_exchange(self, name: str, *, if_unused: bool = False) -> bool:
@@ -243,6 +243,12 @@ class VHost:
         with Guard(self):
             return self.queues.delete(name, if_unused=if_unused, if_empty=if_empty, owner=owner)
 
+    def check_delete(self, name: str, *, if_unused: bool, if_empty: bool, owner: object) -> None:
+        """Refuse what `delete_queue` would refuse."""
+        self._settle_down()
+        with Guard(self):
+            self.queues.check_delete(name, if_unused=if_unused, if_empty=if_empty, owner=owner)
+
     def bind_queue(
         self, queue: str, exchange: str, routing_key: str, arguments: Arguments | None = None, owner: object = None
     ) -> bool:
@@ -263,12 +269,41 @@ class VHost:
 
     def purge_queue(self, name: str, owner: object = None) -> int:
         """Delete everything that is ready; how many that were."""
+        return sum(self.purging(name, owner))
+
+    def purging(self, name: str, owner: object = None) -> Iterator[int]:
+        """The same page by page, with a page's count each. What comes in after the first page stays."""
         self._settle_down()
         queue = self.queues.get(name, owner)
         if queue.is_stream:
             raise PreconditionFailedError(f"queue '{name}' in vhost '{self.name}' is a stream, which cannot be purged")
-        with Guard(self):
-            return self.plane.purge(name)
+        return self._portions(self.plane.purging(name))
+
+    def unbinding(self, kind: bytes, name: str) -> Iterator[int]:
+        """Remove most bindings of a queue or exchange that is about to be deleted, a portion per step."""
+        return self._portions(self.topology.removing(Destination(kind, name)))
+
+    def _portions(self, counts: Iterator[int]) -> Iterator[int]:
+        while True:
+            self._require_up()
+            with Guard(self):
+                count = next(counts, None)
+            if count is None:
+                return
+            yield count
+
+    def settle_in_portions(self, portions: Iterator[list[Settlement]]) -> None:
+        """Settle what a connection that is gone held, a portion at a time."""
+
+        def settle() -> bool:
+            if (portion := next(portions, None)) is None:
+                return False
+            self.settle(portion)
+            self._settle_down()
+            return True
+
+        self.chores.add(settle)
+        self._schedule()
 
     def publish(
         self,
@@ -408,7 +443,9 @@ class VHost:
             return
         self._settle_down()
         with Guard(self):
-            self.queues.release_owner(owner)
+            if self.queues.release_owner(owner):
+                self.chores.add(lambda: self.queues.release_owner(owner))
+                self._schedule()
 
     async def close(self) -> None:
         """Finish what was gathered, wait for the confirms under way, and let go of the planes. The store stays open."""
@@ -486,11 +523,16 @@ class VHost:
         if self.error is None and self.dispatch:
             with QuietGuard(self):
                 can_go_on = self.dispatch.run()
+        if self.error is None and self.chores and can_go_on:
+            can_go_on = False
+            with QuietGuard(self):
+                self.chores.run()
+                can_go_on = True
         if self.error is not None or self._loop is None:
             return
         if not can_go_on:
             self._loop.call_later(STALL_RETRY_S, self._schedule)
-        elif self.dispatch or (self.publishing and not self.publishing.is_stalled):
+        elif self.dispatch or self.chores or (self.publishing and not self.publishing.is_stalled):
             self._schedule()
 
     def _flush(self) -> None:
@@ -498,7 +540,7 @@ class VHost:
             self._loop.call_later(STALL_RETRY_S, self._schedule)
 
     def _stalled(self, stalled: bool) -> None:
-        self.blocked_by_store = stalled
+        self.blocked = stalled
         self.on_blocked(stalled)
 
     def _gather_settlement(self, settlement: Settlement) -> None:
@@ -534,19 +576,13 @@ class VHost:
         self.dispatch.forget(queue)
 
     def _policies_changed(self) -> None:
-        for exchange in list(self.topology.exchanges.values()):
-            self._apply_policy(exchange)
-        self.queues.policies_changed()
-
-    def _apply_policy(self, exchange: Exchange) -> None:
-        if exchange.name:
-            policy = self.policies.of_exchange(exchange.name)
-            exchange.policy = policy.name
-            argument = exchange.arguments.get("alternate-exchange")
-            alternate = policy.definition.get("alternate-exchange") if argument is None else argument
-            if alternate != exchange.alternate:
-                exchange.alternate = alternate
-                self.topology.version += 1
+        has_more = self._effects.changed()
+        if self._loop is None:
+            while has_more():
+                pass
+        elif has_more():
+            self.chores.add(has_more)
+            self._schedule()
 
     def _dead_letter(self, config: QueueConfig, message: Message, reason: str) -> tuple[Sequence[str], bytes] | None:
         """Where a message goes that died in the plane, and with which properties; None leaves it to the plane."""

@@ -16,7 +16,7 @@ A queue that is deleted in the middle ends the operation with QueueNotFoundError
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Final
 
@@ -66,15 +66,22 @@ class LongOperations:
 
     def purge(self, name: str) -> int:
         """Delete everything that is ready; how many that were. Leased and delayed messages stay."""
+        count = 0
+        for purged in self.purging(name):
+            count += purged
+            _breathe()
+        return count
+
+    def purging(self, name: str) -> Iterator[int]:
+        """The same page by page, for callers that give others their turn in between; how many each page was."""
         with self._changes.lock:
             self._changes.require_alone("purge")
             until_ns = self._loaded.require(name).shared.places.last_ns
             count, is_done = self._purge_page(name, None)
+        yield count
         while not is_done:
-            _breathe()
-            purged, is_done = self._purge_page(name, until_ns)
-            count += purged
-        return count
+            count, is_done = self._purge_page(name, until_ns)
+            yield count
 
     def _purge_page(self, name: str, until_ns: int | None) -> tuple[int, bool]:
         return self._changes.do(lambda change: removal.purge(self._loaded.require(name), change, until_ns))

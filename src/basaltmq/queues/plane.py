@@ -18,7 +18,7 @@ Time is the caller's: `run_due(now_ns)` does what is due, a bounded piece per ca
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Self
 
@@ -473,6 +473,10 @@ class QueuePlane:
     def purge(self, name: str) -> int:
         """Delete everything that is ready; how many that were. Leased and delayed messages stay."""
         return self._long.purge(name)
+
+    def purging(self, name: str) -> Iterator[int]:
+        """As `purge`, a page per step; what comes in meanwhile stays. How many messages each page was."""
+        return self._long.purging(name)
 
     def move(self, source: str, target: str, *, count: int | None = None, wanted: Wanted | None = None) -> int:
         """Move ready messages to the end of another queue; how many. Each page is a batch."""

@@ -19,10 +19,10 @@ from basaltmq.protocols.amqp091.errors import (
 )
 from basaltmq.protocols.amqp091.outbox import DeliverWriter, write_content
 from basaltmq.protocols.amqp091.subscriptions import Subscription
-from basaltmq.protocols.amqp091.unacked import Taken
+from basaltmq.protocols.amqp091.unacked import PORTION, Taken, unknown
 
 if TYPE_CHECKING:
-    from basaltmq.protocols.amqp091.channel import Channel
+    from basaltmq.protocols.amqp091.channel import Channel, Work
 
 PRIORITY_ARGUMENT: Final = "x-priority"
 
@@ -128,17 +128,44 @@ def get(channel: Channel, method: m.BasicGet) -> None:
     channel.delivered += 1
 
 
-def ack(channel: Channel, method: m.BasicAck) -> None:
+def ack(channel: Channel, method: m.BasicAck) -> Work | None:
+    if method.multiple and channel.unacked.is_long(method.delivery_tag):
+        return _in_portions(channel, method.delivery_tag, ACK, method)
     taken = channel.unacked.take(method.delivery_tag, method.multiple, method.number)
     channel.acked += len(taken)
     if channel.transaction is not None:
         channel.transaction.settle(taken, ACK)
     else:
         settle(channel, taken, ACK)
+    return None
 
 
-def nack(channel: Channel, method: m.BasicNack) -> None:
+def _in_portions(channel: Channel, up_to: int, outcome: str, method: m.Method) -> Work:
+    """Settle all deliveries up to a tag (0: everything), a portion per turn."""
+    unacked = channel.unacked
+    tag = up_to or unacked.last
+    if tag > unacked.last:
+        raise unknown(tag, method.number)
+    count, is_done = 0, False
+    while not is_done and channel.is_open:
+        taken, is_done = unacked.take_portion(tag)
+        count += len(taken)
+        if outcome == ACK:
+            channel.acked += len(taken)
+        if channel.transaction is not None:
+            channel.transaction.settle(taken, outcome)
+        else:
+            settle(channel, taken, outcome)
+        yield False
+    if up_to and not count and channel.is_open:
+        raise unknown(tag, method.number)
+
+
+def nack(channel: Channel, method: m.BasicNack) -> Work | None:
+    if method.multiple and channel.unacked.is_long(method.delivery_tag):
+        return _in_portions(channel, method.delivery_tag, REQUEUE if method.requeue else REJECT, method)
     _refuse(channel, method.delivery_tag, method.multiple, method.requeue, method)
+    return None
 
 
 def reject(channel: Channel, method: m.BasicReject) -> None:
@@ -154,19 +181,25 @@ def _refuse(channel: Channel, tag: int, multiple: bool, requeue: bool, method: m
         settle(channel, taken, outcome)
 
 
-def recover(channel: Channel, method: m.BasicRecover) -> None:
-    _recover(channel, method.requeue, method)
-    channel.send(m.BasicRecoverOk())
+def recover(channel: Channel, method: m.BasicRecover) -> Work:
+    yield from _recover(channel, method.requeue, method)
+    if channel.is_open:
+        channel.send(m.BasicRecoverOk())
 
 
-def recover_async(channel: Channel, method: m.BasicRecoverAsync) -> None:
-    _recover(channel, method.requeue, method)
+def recover_async(channel: Channel, method: m.BasicRecoverAsync) -> Work:
+    return _recover(channel, method.requeue, method)
 
 
-def _recover(channel: Channel, requeue: bool, method: m.Method) -> None:
+def _recover(channel: Channel, requeue: bool, method: m.Method) -> Work:
     if not requeue:
         raise ConnectionFault(NOT_IMPLEMENTED, "basic.recover with requeue=false", method.number)
-    settle(channel, channel.unacked.clear(), REQUEUE)
+    last, is_done = channel.unacked.last, False
+    while not is_done and channel.is_open:
+        taken, is_done = channel.unacked.take_portion(last)
+        settle(channel, taken, REQUEUE)
+        if not is_done:
+            yield False
 
 
 def settlements_of(taken: Sequence[Taken[Subscription]], outcome: str) -> list[Settlement]:
@@ -219,6 +252,9 @@ def leave(channel: Channel) -> None:
     if channel.reply_name:
         channel.connection.server.replies.forget(channel.vhost.name, channel.reply_name)
     held = channel.subscriptions.take_held()
+    if len(channel.unacked) > PORTION:
+        portions = channel.unacked.detach()
+        channel.vhost.settle_in_portions(settlements_of(portion, REQUEUE) for portion in portions)
     taken = channel.unacked.clear()
     if channel.transaction is not None:
         taken = sorted([*taken, *channel.transaction.taken()], key=lambda each: each[0])

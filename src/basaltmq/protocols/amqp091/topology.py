@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from basaltmq.broker.exchange import EXCHANGE, QUEUE
 from basaltmq.errors import NotFoundError
 from basaltmq.protocols.amqp091 import methods as m
 from basaltmq.protocols.amqp091 import reply_to
@@ -42,10 +44,13 @@ def exchange_declare(channel: Channel, method: m.ExchangeDeclare) -> None:
         channel.send(m.ExchangeDeclareOk())
 
 
-def exchange_delete(channel: Channel, method: m.ExchangeDelete) -> None:
+def exchange_delete(channel: Channel, method: m.ExchangeDelete) -> Iterator[bool]:
     channel.check("configure", method.exchange)
+    if not (method.if_unused or method.exchange.startswith("amq.")):
+        for _ in channel.vhost.unbinding(EXCHANGE, method.exchange):
+            yield True
     channel.vhost.delete_exchange(method.exchange, if_unused=method.if_unused)
-    if not method.nowait:
+    if not method.nowait and channel.is_open:
         channel.send(m.ExchangeDeleteOk())
 
 
@@ -129,21 +134,27 @@ def _queue_and_key(channel: Channel, method: m.QueueBind | m.QueueUnbind) -> tup
     return queue, method.routing_key or ("" if method.queue else queue)
 
 
-def queue_purge(channel: Channel, method: m.QueuePurge) -> None:
+def queue_purge(channel: Channel, method: m.QueuePurge) -> Iterator[bool]:
     queue = channel.queue_name(method.queue, method)
     channel.check("read", queue)
-    count = channel.vhost.purge_queue(queue, owner=channel.connection)
-    if not method.nowait:
+    count = 0
+    for purged in channel.vhost.purging(queue, owner=channel.connection):
+        count += purged
+        yield True
+    if not method.nowait and channel.is_open:
         channel.send(m.QueuePurgeOk(count))
 
 
-def queue_delete(channel: Channel, method: m.QueueDelete) -> None:
+def queue_delete(channel: Channel, method: m.QueueDelete) -> Iterator[bool]:
     queue = channel.queue_name(method.queue, method)
     channel.check("configure", queue)
+    channel.vhost.check_delete(queue, if_unused=method.if_unused, if_empty=method.if_empty, owner=channel.connection)
+    for _ in channel.vhost.unbinding(QUEUE, queue):
+        yield True
     count = channel.vhost.delete_queue(
         queue, if_unused=method.if_unused, if_empty=method.if_empty, owner=channel.connection
     )
-    if not method.nowait:
+    if not method.nowait and channel.is_open:
         channel.send(m.QueueDeleteOk(count))
 
 

@@ -6,9 +6,14 @@ that may be unsettled is remembered, so that settling "all up to" walks over eac
 
 from __future__ import annotations
 
-from typing import Generic, TypeAlias, TypeVar
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from basaltmq.protocols.amqp091.errors import PRECONDITION_FAILED, ChannelFault
+
+PORTION: Final = 1000
+"""Deliveries settled in one batch: some ten milliseconds."""
 
 Source = TypeVar("Source")
 Taken: TypeAlias = tuple[int, Source, int, bytes]
@@ -35,7 +40,7 @@ class Unacked(Generic[Source]):
         if not multiple:
             entry = entries.pop(tag, None)
             if entry is None:
-                raise _unknown(tag, method)
+                raise unknown(tag, method)
             return [(tag, *entry)]
         everything = tag == 0
         if everything:
@@ -47,9 +52,29 @@ class Unacked(Generic[Source]):
                 found.append((each, *entry))
         if not everything and (tag > self.last or not found):
             self.put_back(found)
-            raise _unknown(tag, method)
+            raise unknown(tag, method)
         self._low = max(self._low, tag + 1)
         return found
+
+    def is_long(self, tag: int) -> bool:
+        """Whether "all up to a tag" (0: everything) takes more than one portion."""
+        return (min(tag, self.last) if tag else self.last) - self._low >= PORTION
+
+    def take_portion(self, tag: int) -> tuple[list[Taken[Source]], bool]:
+        """Take out some of those up to a tag, in order; whether that were all."""
+        stop = min(tag, self.last) + 1
+        until = min(stop, self._low + PORTION)
+        entries = self.entries
+        found = [(each, *entries.pop(each)) for each in range(self._low, until) if each in entries]
+        self._low = max(self._low, until)
+        return found, until == stop
+
+    def detach(self) -> Iterator[list[Taken[Source]]]:
+        """Take everything, in portions that may be asked for later."""
+        entries, self.entries = self.entries, {}
+        self._low = self.last + 1
+        rows = iter(entries.items())
+        return iter(lambda: [(tag, *entry) for tag, entry in islice(rows, PORTION)], [])
 
     def put_back(self, taken: list[Taken[Source]]) -> None:
         """Undo a take: a transaction was rolled back."""
@@ -65,5 +90,6 @@ class Unacked(Generic[Source]):
         return found
 
 
-def _unknown(tag: int, method: tuple[int, int]) -> ChannelFault:
+def unknown(tag: int, method: tuple[int, int]) -> ChannelFault:
+    """The client settles what it was not sent, or has settled."""
     return ChannelFault(PRECONDITION_FAILED, f"unknown delivery tag {tag}", method)

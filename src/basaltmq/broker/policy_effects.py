@@ -1,0 +1,35 @@
+"""What policies do to the exchanges and queues of a virtual host, when they are declared and when policies change."""
+
+from __future__ import annotations
+
+from basaltmq.broker.chores import Chore
+from basaltmq.broker.exchange import Exchange
+from basaltmq.broker.policy import Policies
+from basaltmq.broker.queue_table import QueueTable
+from basaltmq.broker.topology import Topology
+
+
+class PolicyEffects:
+    """Applies policies."""
+
+    def __init__(self, policies: Policies, topology: Topology, queues: QueueTable) -> None:
+        self._policies = policies
+        self._topology = topology
+        self._queues = queues
+
+    def changed(self) -> Chore:
+        """Policies changed: exchanges follow at once, queues in portions."""
+        for exchange in list(self._topology.exchanges.values()):
+            self.apply(exchange)
+        return self._queues.policies_changed()
+
+    def apply(self, exchange: Exchange) -> None:
+        """Give an exchange the policy that is in force for it."""
+        if exchange.name:
+            policy = self._policies.of_exchange(exchange.name)
+            exchange.policy = policy.name
+            argument = exchange.arguments.get("alternate-exchange")
+            alternate = policy.definition.get("alternate-exchange") if argument is None else argument
+            if alternate != exchange.alternate:
+                exchange.alternate = alternate
+                self._topology.version += 1

@@ -1,0 +1,315 @@
+"""One connection's input does not hold the others up (P13): shares of turns, methods in portions."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+from tests.fuzz.amqp091 import World
+from tests.unit.protocols.amqp091.test_connection import Socket, in_world, opened
+from tests.unit.protocols.amqp091.wire import publish
+
+from basaltmq.broker.loop_shares import SHARE_S_MIN, TURN_S, LoopShares
+from basaltmq.broker.policy import Policy
+from basaltmq.broker.topology import REMOVED_AT_ONCE
+from basaltmq.broker.vhost import VHost
+from basaltmq.protocols.amqp091 import methods as m
+from basaltmq.protocols.amqp091.channel import DRAFTS_MAX
+from basaltmq.protocols.amqp091.connection import Connection
+from basaltmq.protocols.amqp091.method_codec import encode_method
+from basaltmq.protocols.amqp091.unacked import PORTION
+from basaltmq.queues.removal import PAGE
+
+TURNS_MAX = 2000
+LOOK_S = 0.001
+"""What the clock of these tests moves with every look at it."""
+
+EVENTS_PER_TURN = int(TURN_S / LOOK_S)
+pytestmark = pytest.mark.promise("P13")
+
+
+def ticking(world: World) -> None:
+    """A clock by which every event takes a millisecond."""
+    ticks = count()
+    world.server.shares = LoopShares(clock_s=lambda: next(ticks) * LOOK_S)
+
+
+def bind(key: str) -> bytes:
+    return encode_method(1, m.QueueBind(0, "a", "amq.topic", key, True, {}))
+
+
+def declare(name: str = "b") -> bytes:
+    return encode_method(1, m.QueueDeclare(0, name, passive=True, durable=False, exclusive=False, auto_delete=False,
+                                           nowait=False, arguments={}))  # fmt: skip
+
+
+def message(queue: str, body: bytes) -> bytes:
+    return publish(body, key=queue)
+
+
+def bindings(vhost: VHost) -> int:
+    return len(vhost.topology.exchanges["amq.topic"].bindings)
+
+
+async def until_answered(world: World, socket: Socket, answer: type[m.Method]) -> int:
+    """Turns until an answer came."""
+    for turn in range(TURNS_MAX):
+        if any(type(method) is answer for method in socket.sent()):
+            return turn
+        await world.settle(turns=1)
+    raise AssertionError(f"no {answer.__name__} within {TURNS_MAX} turns")
+
+
+def test_a_flood_of_binds_is_split_and_another_client_is_answered_meanwhile() -> None:
+    async def scenario(world: World) -> None:
+        ticking(world)
+        flooding, flooded = await opened(world)
+        other, answered = await opened(world)
+        flooding.data_received(b"".join(bind(f"k.{n}") for n in range(1000)) + declare())
+        assert 0 < bindings(world.vhost) <= EVENTS_PER_TURN
+        assert not flooded.is_read(), "what is not handled stays in the socket"
+        before = bindings(world.vhost)
+        await world.settle(turns=1)
+        assert before < bindings(world.vhost) <= before + EVENTS_PER_TURN
+        other.data_received(declare())
+        assert await until_answered(world, answered, m.QueueDeclareOk) <= 1
+        assert bindings(world.vhost) < 500
+        await until_answered(world, flooded, m.QueueDeclareOk)
+        assert bindings(world.vhost) == 1000
+        await world.settle()
+        assert flooded.is_read()
+
+    in_world(scenario)
+
+
+def test_many_floods_share_one_turn() -> None:
+    async def scenario(world: World) -> None:
+        now_s = 0.0
+        world.server.shares = LoopShares(clock_s=lambda: now_s)
+        taken: list[str] = []
+        floods = [await opened(world) for _ in range(20)]
+        handle = world.server.handlers[m.QueueBind]
+
+        def slow(channel: object, method: m.QueueBind) -> None:
+            nonlocal now_s
+            now_s += SHARE_S_MIN
+            taken.append(method.routing_key)
+            handle(channel, method)
+
+        world.server.handlers[m.QueueBind] = slow
+        for number, (connection, _) in enumerate(floods):
+            connection.data_received(b"".join(bind(f"{number}.{n}") for n in range(500)))
+        await world.settle(turns=1)
+        taken.clear()
+        began_s = now_s
+        await world.settle(turns=1)
+        assert len({key.partition(".")[0] for key in taken}) == 20, "everybody has a share"
+        assert now_s - began_s <= TURN_S + 20 * SHARE_S_MIN
+
+    in_world(scenario)
+
+
+def test_input_behind_a_large_read_is_read_in_the_next_turn() -> None:
+    async def scenario(world: World) -> None:
+        connection, socket = await opened(world)
+        connection.data_received(message("a", b"x" * 100) * 1500)
+        assert not socket.is_read()
+        await world.settle(turns=3)
+        assert socket.is_read()
+        await world.settle()
+        assert world.vhost.queues.info(world.vhost.queues.get("a")).messages == 1500
+
+    in_world(scenario)
+
+
+def test_a_publisher_to_many_queues_stops_in_between() -> None:
+    async def scenario(world: World) -> None:
+        ticking(world)
+        names = [f"f{n}" for n in range(DRAFTS_MAX)]
+        for name in names:
+            world.vhost.declare_queue(name)
+            world.vhost.bind_queue(name, "amq.fanout", "")
+        connection, _ = await opened(world)
+        connection.data_received(b"".join(publish(b"%d" % n, exchange="amq.fanout", key="") for n in range(20)))
+        assert len(world.vhost.publishing.pending) <= EVENTS_PER_TURN
+        await world.settle(turns=100)
+        for name in (names[0], names[-1]):
+            bodies = [message.payload for message in world.vhost.plane.browse(name)]
+            assert bodies == [b"%d" % n for n in range(20)], "in order, none twice"
+
+    in_world(scenario)
+
+
+def test_a_purge_lets_others_run_and_takes_only_what_was_there() -> None:
+    async def scenario(world: World) -> None:
+        ticking(world)
+        purging, purged = await opened(world)
+        other, answered = await opened(world)
+        size = 15 * PAGE
+        for _ in range(0, size, 5000):
+            other.data_received(message("c", b"x") * 5000)
+            await world.settle(turns=600)
+        assert world.vhost.queues.info(world.vhost.queues.get("c")).messages == size
+        purging.data_received(encode_method(1, m.QueuePurge(0, "c", False)))
+        assert not purged.sent()
+        other.data_received(message("c", b"later") + declare())
+        assert await until_answered(world, answered, m.QueueDeclareOk) <= 3
+        assert not purged.sent()
+        await until_answered(world, purged, m.QueuePurgeOk)
+        assert [message.payload for message in world.vhost.plane.browse("c")] == [b"later"]
+
+    in_world(scenario)
+
+
+def test_deleting_a_queue_with_many_bindings_lets_others_run() -> None:
+    async def scenario(world: World) -> None:
+        ticking(world)
+        for number in range(20 * REMOVED_AT_ONCE):
+            world.vhost.bind_queue("a", "amq.topic", f"k.{number}")
+        deleting, deleted = await opened(world)
+        other, answered = await opened(world)
+        deleting.data_received(encode_method(1, m.QueueDelete(0, "a", False, False, False)))
+        assert 0 < bindings(world.vhost) < 20 * REMOVED_AT_ONCE
+        other.data_received(declare())
+        assert await until_answered(world, answered, m.QueueDeclareOk) <= 1
+        assert bindings(world.vhost)
+        await until_answered(world, deleted, m.QueueDeleteOk)
+        assert not bindings(world.vhost)
+        assert "a" not in world.vhost.queues.by_name
+
+    in_world(scenario)
+
+
+async def with_unacked(world: World, number: int) -> tuple[Connection, Socket]:
+    connection, socket = await opened(world)
+    for _ in range(0, number, 1000):
+        connection.data_received(message("a", b"x") * 1000)
+        await world.settle(turns=50)
+    consume = m.BasicConsume(0, "a", "t", False, False, False, False, {})
+    connection.data_received(encode_method(1, consume))
+    for _ in range(TURNS_MAX):
+        if len(connection.channels[1].unacked) == number:
+            break
+        await world.settle(turns=1)
+    connection.data_received(encode_method(1, m.BasicCancel("t", False)))
+    socket.sent()
+    return connection, socket
+
+
+def leased(world: World) -> int:
+    return world.vhost.plane.stats("a")["leased"]
+
+
+@pytest.mark.parametrize(
+    ("method", "ready"),
+    [
+        (m.BasicAck(0, True), 0),
+        (m.BasicNack(0, True, True), 5 * PORTION),
+        (m.BasicNack(0, True, False), 0),
+        (m.BasicRecover(True), 5 * PORTION),
+    ],
+)
+def test_settling_many_deliveries_is_split_and_what_follows_sees_all_of_it(method: m.Method, ready: int) -> None:
+    async def scenario(world: World) -> None:
+        connection, socket = await with_unacked(world, 5 * PORTION)
+        assert leased(world) == 5 * PORTION
+        connection.data_received(encode_method(1, method) + declare("a"))
+        await world.settle(turns=1)
+        assert 3 * PORTION <= leased(world) < 5 * PORTION
+        for _ in range(TURNS_MAX):
+            told = [each for each in socket.sent() if isinstance(each, m.QueueDeclareOk)]
+            if told:
+                break
+            await world.settle(turns=1)
+        assert told[0].message_count == ready
+        assert leased(world) == 0
+
+    in_world(scenario)
+
+
+def test_a_connection_that_is_cut_gives_back_what_it_held_a_portion_per_turn() -> None:
+    async def scenario(world: World) -> None:
+        world.vhost.chores._clock_s = count().__next__
+        connection, _ = await with_unacked(world, 5 * PORTION)
+        connection.connection_lost(None)
+        await world.settle(turns=1)
+        assert 0 < leased(world) < 5 * PORTION
+        await world.settle(lambda: not leased(world), turns=TURNS_MAX)
+        assert world.vhost.plane.stats("a")["ready"] == 5 * PORTION
+
+    in_world(scenario)
+
+
+def test_an_unknown_tag_is_refused_also_behind_many_deliveries() -> None:
+    async def scenario(world: World) -> None:
+        connection, socket = await with_unacked(world, 2 * PORTION)
+        connection.data_received(encode_method(1, m.BasicAck(2 * PORTION + 1, True)))
+        await until_answered(world, socket, m.ChannelClose)
+        await world.settle(lambda: not leased(world), turns=TURNS_MAX)
+        assert world.vhost.plane.stats("a")["ready"] == 2 * PORTION
+
+    in_world(scenario)
+
+
+def test_exclusive_queues_of_a_lost_connection_go_in_portions() -> None:
+    async def scenario(world: World) -> None:
+        world.vhost.chores._clock_s = count().__next__
+        connection, _ = await opened(world)
+        for number in range(300):
+            world.vhost.declare_queue(f"mine{number}", exclusive=True, owner=connection)
+        connection.connection_lost(None)
+        left = len(world.vhost.queues.by_name)
+        assert 3 < left < 303
+        await world.settle(turns=1)
+        assert len(world.vhost.queues.by_name) < left
+        await world.settle(lambda: len(world.vhost.queues.by_name) == 3, turns=TURNS_MAX)
+        assert set(world.vhost.queues.by_name) == {"a", "b", "c"}
+
+    in_world(scenario)
+
+
+def test_a_policy_reaches_many_queues_in_portions() -> None:
+    async def scenario(world: World) -> None:
+        world.vhost.chores._clock_s = count().__next__
+        for number in range(500):
+            world.vhost.declare_queue(f"p{number}")
+        world.vhost.policies.set(Policy("short", "^p", {"max-length": 5}, 0, "queues"))
+
+        def reached() -> int:
+            return sum(queue.settings.length_max == 5 for queue in world.vhost.queues)
+
+        assert 0 < reached() < 500
+        await world.settle(lambda: reached() == 500, turns=TURNS_MAX)
+        assert reached() == 500
+
+    in_world(scenario)
+
+
+@pytest.fixture
+def quiet_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@pytest.mark.usefixtures("quiet_collector")
+def test_a_connection_that_is_gone_is_freed_without_the_collector() -> None:
+    """The collector freezes long-lived objects (cli/collector.py), and would not find a cycle of them."""
+
+    async def scenario(world: World) -> None:
+        connection, socket = await opened(world)
+        connection.data_received(message("a", b"x") + declare())
+        await world.settle(turns=20)
+        connection.connection_lost(None)
+        await world.settle(turns=5)
+        gone = weakref.ref(connection)
+        del connection, socket
+        assert gone() is None
+
+    in_world(scenario)
