@@ -41,6 +41,35 @@ class BlobFault:
     key: bytes | None = None
 
 
+MENDED_BYTES: Final = 1 << 30
+"""Zeros behind the end of a mended blob file: four times the largest batch, so no value can lie beyond. They are a hole
+in the file and take no space."""
+
+
+def is_framed(path: Path, family: int) -> bool:
+    """Whether a blob file has a valid footer and a valid header, which names this family."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < _FILE_HEADER.size + _FOOTER.size:
+            return False
+        head = file.read(_FILE_HEADER.size)
+        file.seek(size - _FOOTER.size)
+        faults: list[BlobFault] = []
+        _footer(head + file.read(), _FILE_HEADER.size, faults)
+    return not faults and head == _FILE_HEADER.pack(_MAGIC, _VERSION, family, 0, 0, 0, 0)
+
+
+def write_frame(path: Path, family: int) -> None:
+    """Put a valid header before and a valid footer behind what a damaged blob file holds."""
+    with open(path, "r+b") as file:
+        file.write(_FILE_HEADER.pack(_MAGIC, _VERSION, family, 0, 0, 0, 0))
+        end = os.fstat(file.fileno()).st_size + MENDED_BYTES
+        file.truncate(end)
+        footer = _FOOTER.pack(_MAGIC, 0, 0, 0, 0)[:_FOOTER_GUARDED_BYTES]
+        file.seek(end)
+        file.write(footer + Struct("<I").pack(masked(google_crc32c.value(footer))))
+
+
 def scan_blobs(path: Path) -> tuple[int, list[BlobFault]]:
     """Read a blob file through: how many records are whole, and what is wrong."""
     with open(path, "rb") as file:
@@ -86,7 +115,7 @@ def _scan(data: mmap.mmap, size: int) -> tuple[int, list[BlobFault]]:
     return whole, faults
 
 
-def _footer(data: mmap.mmap, at: int, faults: list[BlobFault]) -> int | None:
+def _footer(data: mmap.mmap | bytes, at: int, faults: list[BlobFault]) -> int | None:
     if at < _FILE_HEADER.size:
         faults.append(BlobFault(max(at, 0), "no footer"))
         return None

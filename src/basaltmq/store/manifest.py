@@ -1,4 +1,4 @@
-"""What we need to know from a MANIFEST, and the one thing we add to a copy of it.
+"""What we need to know from a MANIFEST, what we add to a copy of it, and how a new one is made from files alone.
 
 A record of a MANIFEST is one edit: tag (varint), value, tag, value ... Those of interest come first in it, before the
 lists of files; reading stops at the first tag that is not among them:
@@ -11,19 +11,48 @@ Logs below the highest "oldest log to keep" are left over from before a flush. R
 syncs them any more, so after a power loss they may well be torn.
 
 `without_table` is an edit that takes a table out (6: level, number), for a copy to be read without it.
+
+`write_manifest` makes a MANIFEST for reading tables whose own MANIFEST is lost. Every table is put into level 0 and
+spans all keys. An iterator merges tables by sequence number, so it shows the right rows whatever the levels were; a
+`get` would not. The edits it uses:
+
+    103 new file    level, number, bytes, first key, last key (bytes), first and last sequence number, then fields of
+                    tag and bytes: 4 oldest blob file, 13 epoch (distinct in level 0); tag 1 ends them
+    400 blob file   number, values, bytes, checksum method and value (bytes, empty), 0
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from struct import Struct
+from typing import Final, NamedTuple
 
-from basaltmq.store.wal import read_records
+from basaltmq.store.wal import read_records, write_record
 
 _OLDEST_LOG: Final = 10
 _DELETED_FILE: Final = 6
 _FAMILY: Final = 200
 _FAMILY_ADD: Final = 201
+_NEXT_FILE: Final = 3
+_LAST_SEQUENCE: Final = 4
+_LOG: Final = 2
+_COMPARATOR: Final = 1
+_LAST_FAMILY: Final = 203
+_NEW_FILE: Final = 103
+_BLOB_FILE: Final = 400
+_OLDEST_BLOB, _EPOCH, _END_OF_FIELDS = 4, 13, 1
+_BYTEWISE: Final = b"leveldb.BytewiseComparator"
+
+SEQUENCE_MAX: Final = (1 << 56) - 1
+"""The highest sequence number RocksDB has."""
+
+_KEY_END: Final = Struct("<Q")
+_KEY_FIRST: Final = _KEY_END.pack(SEQUENCE_MAX << 8 | 1)
+_KEY_LAST: Final = b"\xff" * 1024 + _KEY_END.pack(0)
+"""Keys in a MANIFEST end in sequence number and kind. No key of ours begins with 1,024 bytes 0xff: they begin with
+lengths, ids or names."""
+
 _TEXTS: Final = frozenset((1, _FAMILY_ADD, 8193))
 _NUMBERS: Final = frozenset((2, 3, 4, 9, _OLDEST_LOG, _FAMILY, 203))
 
@@ -41,6 +70,68 @@ def family_numbers(manifest: Path) -> dict[str, int]:
         if _FAMILY_ADD in texts and _FAMILY in numbers:
             found[texts[_FAMILY_ADD].decode("utf-8", "replace")] = numbers[_FAMILY]
     return found
+
+
+def sequence_reached(manifest: Path) -> int:
+    """The last sequence number that the edits of a MANIFEST name."""
+    return max((_head(edit)[0].get(_LAST_SEQUENCE, 0) for edit in read_records(manifest)), default=0)
+
+
+class ListedTable(NamedTuple):
+    """A table to be listed."""
+
+    number: int
+    size_bytes: int
+
+
+def write_manifest(
+    path: Path,
+    families: Mapping[str, int],
+    tables: Mapping[str, Sequence[ListedTable]],
+    blobs: Mapping[str, Sequence[int]],
+) -> None:
+    """Write a MANIFEST that lists tables and blob files by family. It is for reading only."""
+    numbers = [each.number for found in tables.values() for each in found] + [
+        n for found in blobs.values() for n in found
+    ]
+    head = _numbered(_COMPARATOR, _BYTEWISE) + _encoded(_LOG) + _encoded(0)
+    start = head + b"".join(
+        _encoded(tag) + _encoded(value)
+        for tag, value in (
+            (_NEXT_FILE, max(numbers, default=0) + 1),
+            # Rows with a higher number than this are not seen.
+            (_LAST_SEQUENCE, SEQUENCE_MAX >> 1),
+            (_LAST_FAMILY, max(families.values(), default=0)),
+        )
+    )
+    edits = [start]
+    for name, number in families.items():
+        whose = _encoded(_FAMILY) + _encoded(number) if number else b""
+        if number:
+            edits.append(head + whose + _numbered(_FAMILY_ADD, name.encode()))
+        oldest_blob = min(blobs.get(name, ()), default=0)
+        # A blob file that no table points at is dropped when the MANIFEST is read.
+        for blob in blobs.get(name, ()) if tables.get(name) else ():
+            parts = (_BLOB_FILE, blob, 1 << 40, 1 << 50, 0, 0, 0)
+            edits.append(b"".join(map(_encoded, parts)) + whose)
+        for table in tables.get(name, ()):
+            edit = b"".join(map(_encoded, (_NEW_FILE, 0, table.number, table.size_bytes)))
+            edit += _sized(_KEY_FIRST) + _sized(_KEY_LAST) + _encoded(0) + _encoded(SEQUENCE_MAX >> 1)
+            if oldest_blob:
+                edit += _numbered(_OLDEST_BLOB, _encoded(oldest_blob))
+            edits.append(edit + _numbered(_EPOCH, _encoded(table.number)) + _encoded(_END_OF_FIELDS) + whose)
+    with open(path, "wb") as file:
+        at = 0
+        for edit in edits:
+            at = write_record(file, at, edit)
+
+
+def _sized(data: bytes) -> bytes:
+    return _encoded(len(data)) + data
+
+
+def _numbered(tag: int, data: bytes) -> bytes:
+    return _encoded(tag) + _sized(data)
 
 
 def without_table(family: int, level: int, table: int) -> bytes:

@@ -23,6 +23,7 @@ from basaltmq.store.repair import check_logs, cut_tails
 from basaltmq.store.rocks import RocksStore, families_of
 from basaltmq.store.rocks_errors import translate
 from basaltmq.store.seals import Sealer
+from basaltmq.store.synced import SyncedFile
 from basaltmq.store.view import ATTEMPTS_MAX, ViewFiles
 
 
@@ -55,7 +56,8 @@ def open_store(
         except Exception as error:
             meaning = translate(error, path)
             raise sealer.blame(meaning) if isinstance(meaning, CorruptionError) else meaning from error
-        store = RocksStore(path, db, options, database, sealer=sealer)
+        synced = SyncedFile(path, report)
+        store = RocksStore(path, db, options, database, sealer=sealer, synced=synced)
         # RocksDB syncs the names in its directory, but not the name of the directory.
         sync_directory(path)
     except OSError as error:
@@ -64,7 +66,9 @@ def open_store(
     except BaseException:
         directory.release()
         raise
-    sealer.after_open()
+    sealer.after_open(str(directory.marker.store_id))
+    synced.note(0, look=True)
+    store.on_close(synced.close)
     store.on_close(sealer.after_close)
     store.on_close(directory.release)
     return store

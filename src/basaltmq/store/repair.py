@@ -49,7 +49,7 @@ def check_logs(database: Path) -> list[LogScan]:
         _require_nothing_to_lose(database)
         return []
     manifest = scan_log(current_manifest(database))
-    if manifest.fault is not None and not is_cut_short(manifest):
+    if manifest.fault is not None and not manifest.is_cut_short:
         remedy = "restore a backup" + (", or run repair to drop its last record" if manifest.fault.torn else "")
         raise CorruptionError(f"{manifest.describe()}; nothing was touched; {remedy}")
     logs = _needed_logs(database)

@@ -58,6 +58,7 @@ from basaltmq.store.ranges import Piece
 from basaltmq.store.rocks_cursor import SKIPPED_MAX, Cursor, RocksSnapshot, Run
 from basaltmq.store.rocks_errors import translate
 from basaltmq.store.seals import Sealer
+from basaltmq.store.synced import SyncedFile
 from basaltmq.store.verify import verify, verify_open
 
 CLOSE_WAIT_S: Final = 60.0
@@ -97,6 +98,7 @@ class RocksStore:
         database: Options,
         *,
         sealer: Sealer | None = None,
+        synced: SyncedFile | None = None,
         reopen: Callable[[], Rdict] | None = None,
     ) -> None:
         self.path = path
@@ -108,6 +110,10 @@ class RocksStore:
         self._read_only = reopen is not None
         self._on_refresh: list[Callable[[], None]] = []
         self._sealer = sealer
+        self._synced = synced
+        self._logged_sequence = 0
+        """The sequence number of the last logged row change, unless the last write was a logged one."""
+        self._was_logged = False
         self._families = families_of(db)
         self._handles = [] if self._read_only else [db.get_column_family_handle(f.label) for f in Family]
         self._lock = threading.Lock()
@@ -236,6 +242,11 @@ class RocksStore:
                 return
             self._writes += 1
             native, size_bytes = self._native(batch)
+            if wal:
+                self._was_logged = True
+            elif self._was_logged:
+                self._logged_sequence = self._last_logged()
+                self._was_logged = False
             error: Exception | None = None
             try:
                 self._db.write(native, options)
@@ -317,11 +328,19 @@ class RocksStore:
                     error = again
 
     def sync(self) -> None:
-        self._require_writable()
+        with self._lock:
+            self._require_writable()
+            sequence = self._last_logged()
         try:
             self._db.flush_wal(True)
         except Exception as error:
             self._fail(error)
+        if self._synced is not None:
+            self._synced.note(sequence)
+
+    def _last_logged(self) -> int:
+        """The sequence number of the last logged row change. The lock is held."""
+        return int(self._db.latest_sequence_number()) if self._was_logged else self._logged_sequence
 
     def size_bytes(self) -> int:
         return self._measure(self._families, _SIZES)
@@ -433,6 +452,10 @@ class RocksStore:
         self._require_writable()
         how = IngestExternalFileOptions()
         how.set_move_files(True)
+        with self._lock:
+            # Tables that are taken in have a sequence number and are in no log.
+            self._logged_sequence = self._last_logged()
+            self._was_logged = False
         try:
             self._families[family].ingest_external_file([str(path) for path in tables], how)
         except Exception as error:

@@ -6,9 +6,11 @@
                    silence. Sealed whole at close (up to a budget), by a checkpoint and by verify, never at open.
     MANIFEST       a valid beginning of it is accepted as the whole. Sealed at a clean close, checked at the next open.
 
-    {"files": {"IDENTITY": [size, crc], "000009.sst": [size, crc], ...}, "manifest": ["MANIFEST-000018", size, crc]}
+    {"files": {"IDENTITY": [size, crc], "000009.sst": [size, crc], ...}, "manifest": ["MANIFEST-000018", size, crc],
+     "families": {"messages": 1, ...}, "store_id": "..."}
 
-All names are of files in kv/. A file is sealed once and never again, so that a seal cannot come to bless damage that
+`families` has RocksDB's numbers of the families, and `store_id` is that of STORE: copies for a repair, of what a lost
+MANIFEST and a lost STORE said. All names are of files in kv/. A file is sealed once and never again, so that a seal cannot come to bless damage that
 happened to a file later; RocksDB never writes a finished file a second time, nor uses a number again.
 `rocksdict-config.json` is the exception: it is written anew at each open. A file that has gone loses its seal. What
 is not sealed yet is not a fault.
@@ -27,6 +29,7 @@ import google_crc32c
 
 from basaltmq.errors import CorruptionError
 from basaltmq.store.directory import DATABASE, SEALS, encode_line, read_line, sync_file, write_durably
+from basaltmq.store.manifest import family_numbers
 from basaltmq.store.wal import current_manifest, scan_log
 
 Sum: TypeAlias = tuple[int, int]
@@ -46,12 +49,16 @@ class Seals:
 
     files: dict[str, Sum] = field(default_factory=dict)
     manifest: tuple[str, int, int] | None = None
+    families: dict[str, int] = field(default_factory=dict)
+    store_id: str | None = None
 
     def encode(self) -> bytes:
         return encode_line(
             {
                 "files": {name: list(sealed) for name, sealed in self.files.items()},
                 "manifest": list(self.manifest) if self.manifest else None,
+                "families": self.families,
+                "store_id": self.store_id,
             }
         )
 
@@ -66,7 +73,13 @@ class Seals:
         try:
             files = {str(name): (int(size), int(crc)) for name, (size, crc) in said["files"].items()}
             manifest = said["manifest"]
-            return cls(files, (str(manifest[0]), int(manifest[1]), int(manifest[2])) if manifest else None)
+            store_id = said.get("store_id")
+            return cls(
+                files,
+                (str(manifest[0]), int(manifest[1]), int(manifest[2])) if manifest else None,
+                {str(label): int(number) for label, number in said.get("families", {}).items()},
+                None if store_id is None else str(store_id),
+            )
         except (KeyError, ValueError, TypeError, AttributeError, IndexError):
             raise CorruptionError(f"{path} has an unknown form; {_REMEDY}") from None
 
@@ -164,10 +177,12 @@ class Sealer:
                 wrong.append(f"{path} {mismatch(found, sealed)}")
         return CorruptionError(f"{'; '.join(wrong) or 'verify will say which file'}; restore a backup ({error})")
 
-    def after_open(self) -> None:
+    def after_open(self, store_id: str) -> None:
         with self._lock:
             self._seals.files.pop(_CONFIG, None)
             self._seals.manifest = None
+            self._seals.families = family_numbers(current_manifest(self._directory / DATABASE))
+            self._seals.store_id = store_id
             self._seal_small()
 
     def after_options(self) -> None:

@@ -33,7 +33,6 @@ from basaltmq.store.blobs import BlobFault, scan_blobs
 from basaltmq.store.checkpoint import check_sums, read_checksums
 from basaltmq.store.directory import CHECKSUMS, DATABASE, LOCK, QUARANTINE, SEALS, os_error, read_marker
 from basaltmq.store.manifest import family_numbers, oldest_log, without_table
-from basaltmq.store.repair import is_cut_short
 from basaltmq.store.rocks_errors import named_file, translate
 from basaltmq.store.scratch import Scratch
 from basaltmq.store.seals import Sealer, Seals, Sum, check_manifest, check_small, file_sum, is_table, mismatch
@@ -210,7 +209,7 @@ class _Run:
             scan = scan_log(manifest)
             self._log(scan, "no row of the store can be read without it: restore a backup", last=True)
             # RocksDB may read for ever on a damaged one.
-            self._manifest_known = scan.fault is None or is_cut_short(scan)
+            self._manifest_known = scan.fault is None or scan.is_cut_short
             oldest = oldest_log(manifest)
         except CorruptionError as error:
             what = str(error).removeprefix(f"{named / 'CURRENT'} ")

@@ -33,7 +33,6 @@ from rocksdict import Rdict
 from basaltmq.errors import CorruptionError, LimitExceededError
 from basaltmq.store.directory import DATABASE, os_error
 from basaltmq.store.manifest import oldest_log
-from basaltmq.store.repair import is_cut_short
 from basaltmq.store.scratch import Scratch
 from basaltmq.store.seals import is_table
 from basaltmq.store.wal import current_manifest, is_wal, scan_log, wal_number
@@ -129,7 +128,7 @@ def _cut_unfinished(copy: Path, original: Path) -> None:
     scan = scan_log(copy)
     if scan.fault is None:
         return
-    if not is_cut_short(scan):
+    if not scan.is_cut_short:
         raise CorruptionError(
             f"{original}: {scan.fault.what} at byte {scan.fault.offset}; "
             "open the store for writing to have a torn tail cut, or repair it"

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
-from typing import Final
+from typing import BinaryIO, Final
 
 import google_crc32c
 
@@ -38,6 +38,8 @@ from basaltmq.errors import CorruptionError
 BLOCK_BYTES: Final = 32 * 1024
 _HEADER: Final = Struct("<IHB")
 _HEADER_BYTES: Final = _HEADER.size
+_BATCH_HEAD: Final = Struct("<QI")
+"""How a record of a write-ahead log begins: the sequence number of its first row change, and how many there are."""
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _MASK_DELTA: Final = 0xA282EAD8
 _WAL_NAME: Final = re.compile(r"(\d{6,})\.log")
@@ -64,6 +66,13 @@ class LogScan:
     size_bytes: int
     records: int
     fault: LogFault | None
+    last_record_at: int = 0
+    """Where the last whole record begins."""
+
+    @property
+    def is_cut_short(self) -> bool:
+        """The file ends inside its last record, as one that is being written does."""
+        return self.fault is not None and self.fault.torn and self.fault.what.startswith("the file ends")
 
     def describe(self) -> str:
         """The fault in words."""
@@ -132,16 +141,127 @@ def read_records(path: Path) -> Iterator[bytes]:
 
 
 def append_record(path: Path, record: bytes) -> None:
-    """Add a record smaller than a block to a log nobody else writes."""
+    """Add a record to a log nobody else writes."""
     with open(path, "ab") as log:
-        room = BLOCK_BYTES - log.tell() % BLOCK_BYTES
+        write_record(log, log.tell(), record)
+
+
+def write_record(log: BinaryIO, at: int, record: bytes) -> int:
+    """Write a record at position `at`, the end of the log; where it ends."""
+    first = True
+    while True:
+        room = BLOCK_BYTES - at % BLOCK_BYTES
         if room < _HEADER_BYTES:
             log.write(bytes(room))
+            at += room
             room = BLOCK_BYTES
-        first, last = record[: room - _HEADER_BYTES], record[room - _HEADER_BYTES :]
-        for kind, part in ((_FIRST, first), (_LAST, last)) if last else ((_FULL, first),):
-            body = bytes([kind]) + part
-            log.write(_HEADER.pack(masked(google_crc32c.value(body)), len(part), kind) + part)
+        part, record = record[: room - _HEADER_BYTES], record[room - _HEADER_BYTES :]
+        kind = (_FIRST, _FULL, _MIDDLE, _LAST)[2 * (not first) + (not record)]
+        body = bytes([kind]) + part
+        log.write(_HEADER.pack(masked(google_crc32c.value(body)), len(part), kind) + part)
+        at += _HEADER_BYTES + len(part)
+        if not record:
+            return at
+        first = False
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedRecord:
+    """A stretch of a log that holds no whole record. `payload` is what its fragments hold, unverified."""
+
+    offset: int
+    end: int
+    payload: bytes
+
+
+def salvage_records(path: Path) -> Iterator[bytes | DamagedRecord]:
+    """Every whole record of a log, those behind damage included.
+
+    Reading resumes where the length of the damaged fragment says, or else at the next block. It never searches for a
+    header at any byte: the payload of a message may hold bytes that look like a record.
+    """
+    data = path.read_bytes()
+    parts: list[bytes] = []
+    bad: list[bytes] = []
+    offset = begin = bad_at = 0
+    in_record = in_damage = False
+    while offset < len(data):
+        room = BLOCK_BYTES - offset % BLOCK_BYTES
+        if room < _HEADER_BYTES:
+            offset += room
+            continue
+        part, kind, following = _fragment(data, offset, room)
+        if kind == 0 and not data[offset:].strip(b"\0"):
+            # Space laid out ahead.
+            break
+        whole = kind in (_FULL, _FIRST, _MIDDLE, _LAST)
+        if whole and in_damage and kind in (_FULL, _FIRST):
+            yield DamagedRecord(bad_at, offset, b"".join(bad))
+            in_damage = False
+        if not whole or in_damage or in_record != (kind in (_MIDDLE, _LAST)):
+            if not in_damage:
+                bad_at, bad, in_damage = (begin if in_record else offset), parts, True
+                parts = []
+            bad.append(part)
+            in_record = False
+            offset = following
+            continue
+        if not in_record:
+            begin = offset
+        parts.append(part)
+        offset = following
+        in_record = kind in (_FIRST, _MIDDLE)
+        if not in_record:
+            yield b"".join(parts)
+            parts = []
+    if in_record:
+        bad_at, bad, in_damage = begin, parts, True
+    if in_damage:
+        yield DamagedRecord(bad_at, len(data), b"".join(bad))
+
+
+def _fragment(data: bytes, offset: int, room: int) -> tuple[bytes, int, int]:
+    """The payload of the fragment at `offset`, its kind (-1 if it is not whole) and where the next one is."""
+    next_block = offset + room
+    if offset + _HEADER_BYTES > len(data):
+        return b"", -1, len(data)
+    stored, length, kind = _HEADER.unpack_from(data, offset)
+    end = offset + _HEADER_BYTES + length
+    if stored == 0 and length == 0 and kind == 0:
+        return b"", 0, next_block
+    if end > min(next_block, len(data)):
+        return data[offset + _HEADER_BYTES : next_block], -1, next_block
+    part = data[offset + _HEADER_BYTES : end]
+    if stored == masked(google_crc32c.value(data[offset + 6 : end])):
+        return part, kind if kind <= _LAST else -1, end
+    # A damaged payload leaves the length right: then another fragment, or the end of the block, follows it.
+    is_chained = next_block - end < _HEADER_BYTES or end == len(data) or _is_fragment(data, end, next_block)
+    return part, -1, end if is_chained else next_block
+
+
+def _is_fragment(data: bytes, offset: int, next_block: int) -> bool:
+    if offset + _HEADER_BYTES > len(data):
+        return False
+    stored, length, _ = _HEADER.unpack_from(data, offset)
+    end = offset + _HEADER_BYTES + length
+    return end <= min(next_block, len(data)) and stored == masked(google_crc32c.value(data[offset + 6 : end]))
+
+
+def last_sequence(path: Path, scan: LogScan) -> int:
+    """The sequence number of the last row change a write-ahead log holds; 0 if it has none."""
+    if not scan.records:
+        return 0
+    with open(path, "rb") as log:
+        log.seek(scan.last_record_at + _HEADER_BYTES)
+        head = log.read(min(_BATCH_HEAD.size, -log.tell() % BLOCK_BYTES))
+        if len(head) < _BATCH_HEAD.size:
+            # The record goes on behind the header of the next block.
+            log.seek(_HEADER_BYTES, os.SEEK_CUR)
+            head += log.read(_BATCH_HEAD.size - len(head))
+    if len(head) < _BATCH_HEAD.size:
+        return 0
+    sequence, count = _BATCH_HEAD.unpack(head)
+    return int(sequence + max(count, 1) - 1)
 
 
 def scan_log(path: Path) -> LogScan:
@@ -151,51 +271,54 @@ def scan_log(path: Path) -> LogScan:
         if size == 0:
             return LogScan(path, 0, 0, None)
         with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as data:
-            records, fault = _scan(data, size)
-    return LogScan(path, size, records, fault)
+            records, fault, last_record_at = _scan(data, size)
+    return LogScan(path, size, records, fault, last_record_at)
 
 
-def _scan(data: mmap.mmap, size: int) -> tuple[int, LogFault | None]:
+def _scan(data: mmap.mmap, size: int) -> tuple[int, LogFault | None, int]:
     crc_of = google_crc32c.value
     header_of = _HEADER.unpack_from
-    offset = whole_end = records = 0
+    offset = whole_end = records = begin = last = 0
     inside = False
     while offset < size:
         room = BLOCK_BYTES - offset % BLOCK_BYTES
         if room < _HEADER_BYTES:
             if data[offset : offset + room].strip(b"\0"):
-                return records, _fault(data, size, offset, "bytes where a block ends in zeros", whole_end)
+                return records, _fault(data, size, offset, "bytes where a block ends in zeros", whole_end), last
             offset += room
             continue
         if offset + _HEADER_BYTES > size:
-            return records, _fault(data, size, offset, "the file ends inside a header", whole_end)
+            return records, _fault(data, size, offset, "the file ends inside a header", whole_end), last
         stored, length, kind = header_of(data, offset)
         end = offset + _HEADER_BYTES + length
         if kind == 0 and length == 0 and stored == 0:
             if not inside and _zeros(data, offset, size):
-                return records, None
-            return records, _fault(data, size, offset, "zeros instead of a record", whole_end)
+                return records, None, last
+            return records, _fault(data, size, offset, "zeros instead of a record", whole_end), last
         if _HEADER_BYTES + length > room:
-            return records, _fault(data, size, offset, "a length that passes its block", whole_end)
+            return records, _fault(data, size, offset, "a length that passes its block", whole_end), last
         if end > size:
-            return records, _fault(data, size, offset, "the file ends inside a record", whole_end)
+            return records, _fault(data, size, offset, "the file ends inside a record", whole_end), last
         crc = crc_of(data[offset + 6 : end])
         if stored != (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF:
-            return records, _fault(data, size, offset, "a record that does not match its checksum", whole_end)
+            return records, _fault(data, size, offset, "a record that does not match its checksum", whole_end), last
         if kind > _LAST:
             what = f"a record of kind {kind}, which Basalt does not write"
-            return records, LogFault(offset, what, False, whole_end, offset)
+            return records, LogFault(offset, what, False, whole_end, offset), last
         if inside != (kind in (_MIDDLE, _LAST)):
             what = "a record that begins inside another" if inside else "the rest of a record without its beginning"
-            return records, LogFault(offset, what, False, whole_end, offset)
+            return records, LogFault(offset, what, False, whole_end, offset), last
+        if not inside:
+            begin = offset
         offset = end
         inside = kind in (_FIRST, _MIDDLE)
         if not inside:
             records += 1
+            last = begin
             whole_end = offset
     if inside:
-        return records, LogFault(whole_end, "the file ends before the last part of a record", True, whole_end)
-    return records, None
+        return records, LogFault(whole_end, "the file ends before the last part of a record", True, whole_end), last
+    return records, None, last
 
 
 def _fault(data: mmap.mmap, size: int, offset: int, what: str, cut_at: int) -> LogFault:

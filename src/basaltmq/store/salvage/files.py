@@ -1,0 +1,138 @@
+"""What is in the directory of a database, found without RocksDB: its MANIFEST, tables, blob files and logs.
+
+A MANIFEST is used if every record of it can be read. Otherwise (`Files.manifest` is None) tables and blob files are
+listed from the directory. Each of them says which family it belongs to: a table in its property block near the end, a
+blob file in its header. The names of families come from the tables, from SEALS and from the OPTIONS file, in which
+families stand in the order of their numbers.
+
+A MANIFEST that cannot be used also does not say which tables are obsolete. RocksDB deletes a table right after it
+became obsolete, and rows of obsolete tables have lower sequence numbers than the rows that replaced them. So reading
+them too changes nothing, unless a crash came in the middle of such a deletion.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from struct import Struct
+from typing import Final
+
+from basaltmq.errors import CorruptionError
+from basaltmq.store.families import BY_LABEL
+from basaltmq.store.manifest import family_numbers, oldest_log
+from basaltmq.store.wal import LogScan, current_manifest, scan_log, wal_files, wal_number
+
+_TAIL_BYTES: Final = 16 * 1024
+"""The property block of a table is in here: it is about 1 KiB, and only the footer and a small block follow it."""
+
+_TABLE_FAMILY: Final = re.compile(rb"column\.family\.id[\x00-\xff]{1,5}?\x16\x04([\x01-\x7f])name", re.DOTALL)
+"""Two neighbours in the property block. The second key, `rocksdb.column.family.name`, shares 22 bytes (0x16) with the
+first, so only its last 4 are stored; the byte before `name` is the length of the value."""
+
+_OPTIONS_FAMILY: Final = re.compile(r'^\[CFOptions "(.*)"\]$', re.MULTILINE)
+
+_BLOB_HEAD: Final = Struct("<III")
+"""Magic, version and family of a blob file."""
+
+_TABLE_NAME: Final = re.compile(r"(\d{6,})\.(sst|blob)")
+
+
+@dataclass(slots=True)
+class Files:
+    """The files of one database."""
+
+    database: Path
+    manifest: LogScan | None = None
+    """The MANIFEST in use; None if it is missing or damaged."""
+    manifest_fault: str = ""
+    manifest_path: Path | None = None
+    families: dict[str, int] = field(default_factory=dict)
+    tables: dict[str, str] = field(default_factory=dict)
+    """Table -> family, as the tables themselves say; empty text if one does not say."""
+    blobs: dict[str, str] = field(default_factory=dict)
+    logs: list[LogScan] = field(default_factory=list)
+    """The write-ahead logs that are needed, oldest first."""
+
+
+def look(database: Path, sealed_families: Mapping[str, int], manifest_fault: str = "") -> Files:
+    """Look at the files of a database.
+
+    `sealed_families` are the numbers of families that SEALS has; `manifest_fault` is what else is known to be wrong
+    with the MANIFEST.
+    """
+    files = Files(database, manifest_fault=manifest_fault)
+    try:
+        files.manifest_path = current_manifest(database)
+    except CorruptionError as error:
+        files.manifest_fault = str(error).split(";")[0].removeprefix(f"{database / 'CURRENT'} ")
+        files.manifest_path = _latest_manifest(database)
+    if files.manifest_path is not None:
+        scan = scan_log(files.manifest_path)
+        if scan.records and (scan.fault is None or scan.is_cut_short) and not manifest_fault:
+            files.manifest = scan
+        else:
+            what = "no record" if scan.fault is None else f"{scan.fault.what} at byte {scan.fault.offset}"
+            files.manifest_fault = files.manifest_fault or what
+    oldest = 0
+    if files.manifest is not None:
+        oldest = oldest_log(files.manifest.path)
+        files.families = family_numbers(files.manifest.path)
+    for path in sorted(database.iterdir()):
+        if not _TABLE_NAME.fullmatch(path.name):
+            continue
+        (files.tables if path.suffix == ".sst" else files.blobs)[path.name] = ""
+    if files.manifest is None:
+        _know_families(files, sealed_families)
+    files.logs = [scan_log(path) for path in wal_files(database) if wal_number(path) >= oldest]
+    return files
+
+
+def _latest_manifest(database: Path) -> Path | None:
+    """The newest MANIFEST that is there, for a CURRENT that names none."""
+    found = sorted(path for path in database.glob("MANIFEST-*") if path.suffix != ".dbtmp")
+    return found[-1] if found else None
+
+
+def _know_families(files: Files, sealed: Mapping[str, int]) -> None:
+    numbers = {"default": 0, **_from_options(files.database), **sealed}
+    for name in files.tables:
+        label, number = table_family(files.database / name)
+        if label:
+            files.tables[name] = label
+            numbers[label] = number
+    labels = {number: label for label, number in numbers.items()}
+    for name in files.blobs:
+        with open(files.database / name, "rb") as file:
+            head = file.read(_BLOB_HEAD.size)
+        if len(head) == _BLOB_HEAD.size:
+            files.blobs[name] = labels.get(_BLOB_HEAD.unpack(head)[2], "")
+    files.families = numbers
+
+
+def table_family(path: Path) -> tuple[str, int]:
+    """Label and number of the family of a table, as its property block says; empty text if it does not."""
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        tail = file.read()
+    found = list(_TABLE_FAMILY.finditer(tail))
+    if not found:
+        return "", 0
+    end = found[-1].end()
+    label = tail[end : end + found[-1][1][0]].decode("utf-8", "replace")
+    raw = tail[found[-1].start() + len(b"column.family.id") : end - 7]
+    number = shift = 0
+    for byte in raw:
+        number |= (byte & 0x7F) << shift
+        shift += 7
+    return (label, number) if label in BY_LABEL else ("", 0)
+
+
+def _from_options(database: Path) -> dict[str, int]:
+    """Numbers of families by their order in the newest OPTIONS file. Basalt drops no family, so there is no gap."""
+    found = sorted(path for path in database.glob("OPTIONS-*") if path.suffix != ".dbtmp")
+    if not found:
+        return {}
+    text = found[-1].read_text("utf-8", "replace")
+    return {label: number for number, label in enumerate(_OPTIONS_FAMILY.findall(text)) if label in BY_LABEL}

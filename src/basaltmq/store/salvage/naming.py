@@ -1,0 +1,245 @@
+"""Lost key ranges in the words of an operator: queue and message id, topic and offset, name of an object.
+
+A range is told by the rows next to it that could be read: "messages between id x and id y". One lost row is told by its
+own key. Names that a key does not hold (of a topic by its id, of an object by its id) come from the name index, as far
+as that can be read. A row of a family that is derived from others is no loss: it is made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+from basaltmq.errors import BasaltError
+from basaltmq.store import keys
+from basaltmq.store.families import BY_LABEL, Family
+from basaltmq.store.salvage.losses import Gap
+from basaltmq.store.salvage.reading import Row
+
+DERIVED: Final = frozenset(
+    {
+        Family.DEFAULT,
+        Family.OBJECT_NAMES,
+        Family.CONTENT_REFS,
+        Family.QUEUE_STATS,
+        Family.LEASES,
+        Family.LEASE_EXPIRY,
+        Family.LEASE_CALL_EXPIRY,
+        Family.MESSAGE_EXPIRY,
+        Family.TIMERS,
+        Family.TRANSIENT,
+        Family.DEDUP_EXPIRY,
+        Family.TOPIC_GROUPS,
+        Family.STREAM_INDEX,
+        Family.STREAM_RECORD_INDEX,
+    }
+)
+"""Families a repair makes again from others. Of `queue_stats` the totals since the queue was made begin anew."""
+
+SHOWN_MAX: Final = 20
+"""Ids listed in one line; the report of a repair has all of them."""
+
+_BY_QUEUE: Final = {
+    Family.MESSAGES: "messages",
+    Family.DELAYED: "delayed messages",
+    Family.LEASE_CALLS: "leases",
+    Family.DEDUP: "deduplication ids",
+}
+_BY_NAME: Final = {
+    Family.QUEUES: "the configuration of queues",
+    Family.STATE: "runtime settings",
+    Family.DELETED_QUEUES: "marks of deleted queues",
+    Family.CONSUMER_GROUPS: "consumer groups",
+    Family.IMPORTS: "import runs",
+    Family.API_KEYS: "API keys",
+    Family.VERSION: "version and counter rows",
+}
+
+
+class Loss(msgspec.Struct, kw_only=True):
+    """One thing that is lost, as the report of a repair has it."""
+
+    subject: str
+    text: str
+    family: str
+    file: str = ""
+    queues: list[str] = []
+    """Queues of which messages may be missing."""
+    ids: list[str] = []
+    """Messages or objects that are lost, where they are known."""
+    start: str = ""
+    """The lost key range, in hex: start <= key < end."""
+    end: str | None = None
+
+    def line(self) -> str:
+        where = f" ({self.file})" if self.file else ""
+        return f"{self.subject}: {self.text}{where}"
+
+
+Rows = Callable[[Family], Iterator[Row]]
+
+
+class Naming:
+    """Tells what gaps cost. `rows` reads a family as far as it can be read."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._queues: list[str] | None = None
+
+    def losses(self, gaps: Iterable[Gap]) -> list[Loss]:
+        """What is lost, rows of one queue and file together."""
+        found: list[Loss] = []
+        rows: dict[tuple[str, str, str], Loss] = {}
+        gaps = list(gaps)
+        objects = self._object_names(gaps)
+        topics = self._topics(gaps)
+        for gap in gaps:
+            family = BY_LABEL.get(gap.family)
+            if family is None:
+                text = f"rows of any family may be lost: {gap.what}"
+                found.append(Loss(subject="table", text=text, family="", file=gap.file, end=None))
+            elif family in DERIVED:
+                continue
+            elif gap.row is not None:
+                self._add_row(rows, family, gap.row, gap.file, objects, topics)
+            else:
+                found.append(self._range(family, gap, objects, topics))
+        for loss in rows.values():
+            loss.text = _counted(loss)
+        return found + list(rows.values())
+
+    def _add_row(
+        self,
+        rows: dict[tuple[str, str, str], Loss],
+        family: Family,
+        key: bytes,
+        file: str,
+        objects: dict[UUID, str],
+        topics: dict[int, str],
+    ) -> None:
+        subject, what, queue = _row(family, key, objects, topics)
+        loss = rows.get((family.label, subject, file))
+        if loss is None:
+            loss = rows[family.label, subject, file] = Loss(
+                subject=subject, text="", family=family.label, file=file, queues=[queue] if queue else []
+            )
+        loss.ids.append(what)
+
+    def _range(self, family: Family, gap: Gap, objects: dict[UUID, str], topics: dict[int, str]) -> Loss:
+        loss = Loss(
+            subject=f"family {family.label}",
+            text="",
+            family=family.label,
+            file=gap.file,
+            start=gap.start.hex(),
+            end=None if gap.end is None else gap.end.hex(),
+        )
+        before = _told(family, gap.preceding, objects, topics)
+        after = _told(family, gap.following, objects, topics)
+        if family in _BY_QUEUE:
+            loss.queues = self._queues_in(gap)
+            if len(loss.queues) == 1:
+                loss.subject = f"queue {loss.queues[0]!r}"
+            else:
+                names = ", ".join(map(repr, loss.queues[:SHOWN_MAX])) or "none that is known"
+                loss.subject = f"{len(loss.queues)} queues ({names})"
+            loss.text = f"{_BY_QUEUE[family]} between {before} and {after} are lost"
+        elif family is Family.BODIES:
+            first, last = gap.start[:16].hex(), "the end" if gap.end is None else gap.end[:16].hex()
+            loss.subject = "bodies of messages"
+            loss.text = f"those with an id between {first} and {last} are lost"
+        elif family is Family.CONFIGURED_OBJECTS:
+            lost = [(object_id, name) for object_id, name in objects.items() if gap.covers(str(object_id).encode())]
+            loss.ids = [str(object_id) for object_id, _ in lost]
+            loss.subject = "objects"
+            names = ", ".join(name for _, name in lost[:SHOWN_MAX]) or "their names are not known"
+            loss.text = f"those between {before} and {after} are lost: {names}"
+        else:
+            what = _BY_NAME.get(family, "rows")
+            loss.text = f"{what} between {before} and {after} are lost"
+        return loss
+
+    def _queues_in(self, gap: Gap) -> list[str]:
+        """Queues whose rows may lie in a gap."""
+        if self._queues is None:
+            named = {keys.decode_queue_key(key) for key, _ in self._rows(Family.QUEUES)}
+            named |= {keys.decode_queue_stats_key(key) for key, _ in self._rows(Family.QUEUE_STATS)}
+            self._queues = sorted(named)
+        found = []
+        for name in self._queues:
+            start, end = keys.prefix_range(keys.lp(name))
+            assert end is not None, "a length-prefixed name is never all 0xff"
+            if end > gap.start and (gap.end is None or start < gap.end):
+                found.append(name)
+        return found
+
+    def _object_names(self, gaps: list[Gap]) -> dict[UUID, str]:
+        """Type and name of the objects that lie in a gap, as the name index has them."""
+        lost = [gap for gap in gaps if gap.family in (Family.CONFIGURED_OBJECTS.label, "")]
+        found: dict[UUID, str] = {}
+        if lost:
+            for key, raw in self._rows(Family.OBJECT_NAMES):
+                if len(raw) == 16 and any(gap.covers(str(UUID(bytes=raw)).encode()) for gap in lost):
+                    _, kind, name = keys.decode_object_name_key(key)
+                    found[UUID(bytes=raw)] = f"{kind} {name!r}"
+        return found
+
+    def _topics(self, gaps: list[Gap]) -> dict[int, str]:
+        """Topic and partition of every shard, if a gap is about shards."""
+        if not any(gap.family in (Family.STREAM_RECORDS.label, Family.SHARDS.label) for gap in gaps):
+            return {}
+        names = {raw: keys.decode_object_name_key(key)[2] for key, raw in self._rows(Family.OBJECT_NAMES)}
+        found: dict[int, str] = {}
+        for key, raw in self._rows(Family.SHARDS):
+            if key.startswith(b"M"):
+                topic, partition = keys.decode_shard_name_key(key)
+                found[int.from_bytes(raw, "big")] = f"topic {names.get(topic.bytes, str(topic))!r}[{partition}]"
+        return found
+
+
+def _row(family: Family, key: bytes, objects: dict[UUID, str], topics: dict[int, str]) -> tuple[str, str, str]:
+    """Whose a row is, what it is called, and the queue if there is one."""
+    try:
+        if family is Family.MESSAGES:
+            queue, _, _, message_id = keys.decode_message_key(key)
+            return f"queue {queue!r}", message_id.hex(), queue
+        if family is Family.DELAYED:
+            queue, _, _, _, message_id = keys.decode_timed_message_key(key)
+            return f"queue {queue!r}", message_id.hex(), queue
+        if family is Family.BODIES:
+            return "bodies of messages", keys.decode_body_key(key).hex(), ""
+        if family is Family.MESSAGE_CONTENT:
+            return "content of messages", str(keys.decode_content_key(key)[0]), ""
+        if family is Family.STREAM_RECORDS:
+            shard, offset = keys.decode_stream_record_key(key)
+            return topics.get(shard, f"shard {shard}"), f"offset {offset}", ""
+        if family is Family.CONFIGURED_OBJECTS:
+            object_id = keys.decode_configured_key(key)
+            return "objects", objects.get(object_id, str(object_id)), ""
+        if family in _BY_NAME:
+            return _BY_NAME[family], repr(key.decode()), ""
+    except (BasaltError, UnicodeDecodeError):
+        pass
+    return f"family {family.label}", key.hex(), ""
+
+
+def _told(family: Family, key: bytes | None, objects: dict[UUID, str], topics: dict[int, str]) -> str:
+    """The row beside a gap."""
+    if key is None:
+        return "an unknown place"
+    subject, what, _ = _row(family, key, objects, topics)
+    if family in (Family.MESSAGES, Family.DELAYED):
+        return f"id {what} of {subject}"
+    return f"{subject} {what}" if family is Family.STREAM_RECORDS else what
+
+
+def _counted(loss: Loss) -> str:
+    shown = ", ".join(loss.ids[:SHOWN_MAX])
+    more = len(loss.ids) - SHOWN_MAX
+    rest = f" and {more} more" if more > 0 else ""
+    noun = "messages" if loss.queues else "rows"
+    count = f"{len(loss.ids)} {noun}" if len(loss.ids) > 1 else noun.removesuffix("s")
+    return f"{count} lost: {shown}{rest}"

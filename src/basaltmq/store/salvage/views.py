@@ -1,0 +1,259 @@
+"""Read-only databases over the files of a damaged one. Nothing is written at the damaged one.
+
+A view is a directory of links to tables and blob files, with a MANIFEST of its own, opened read-only. It can leave
+tables out, so that the rows of the others are read where one is damaged, and so that one table is read alone.
+
+    MANIFEST    a copy of the one in use, plus edits that take tables out; or one made from the list of files
+    WAL         every whole record of the logs that are needed; RocksDB replays them into memory
+    blob files  links. One without a valid header or footer, or missing, is replaced by a copy that has both, with zeros
+                where bytes are missing: RocksDB refuses a blob file as a whole otherwise. A value in the zeros does not
+                match its checksum.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rocksdict import AccessType, Options, Rdict
+
+from basaltmq.store.blobs import is_framed, write_frame
+from basaltmq.store.families import BY_LABEL
+from basaltmq.store.manifest import ListedTable, without_table, write_manifest
+from basaltmq.store.rocks_errors import translate
+from basaltmq.store.salvage.files import Files
+from basaltmq.store.wal import DamagedRecord, append_record, salvage_records, write_record
+
+OPEN_MAX: Final = 4
+"""Views kept open: all tables, one table alone, and all but the damaged one are used by turns."""
+
+ABSENT_MAX: Final = 10_000
+"""Numbers of missing blob files that are thought of, the latest first: about 1 MB in a MANIFEST."""
+
+_MENDED: Final = "mended"
+_MANIFEST: Final = "MANIFEST-000001"
+
+_TABLE_LINE: Final = re.compile(
+    r"^(?:--- level (?P<level>\d+) ---"
+    r"| (?P<number>\d+):\d+\[[^\]]*\]\['(?P<first>[0-9A-F]*)' .*? \.\. '(?P<last>[0-9A-F]*)' )",
+    re.MULTILINE,
+)
+"""The property `rocksdb.sstables`: a heading per level, then number:size[sequences]['first key' .. 'last key']."""
+
+BLOB_LINE: Final = re.compile(r"^blob_file_number: (\d+) ", re.MULTILINE)
+"""A blob file in the same property."""
+
+
+@dataclass(slots=True)
+class Table:
+    """A table or blob file that belongs to a database."""
+
+    family: str
+    first: bytes = b""
+    last: bytes | None = None
+    """None if it is not known."""
+    level: int = 0
+    is_missing: bool = False
+
+
+class Views:
+    """Opens views. Close it: it holds files."""
+
+    def __init__(self, files: Files, folder: Path) -> None:
+        self._files = files
+        self.folder = folder
+        self._directories: list[Path] = []
+        self._open: dict[tuple[str, frozenset[str]], tuple[Rdict, Rdict]] = {}
+        self._mended: dict[str, Path] = {}
+        self.damaged_logs: dict[Path, list[DamagedRecord]] = {}
+        (folder / _MENDED).mkdir(parents=True)
+        self._log_records: dict[str, Path] = {}
+        self._copy_logs()
+        self.tables: dict[str, Table] = {}
+        """Tables and blob files that belong to the database, missing ones included."""
+        if files.manifest is None:
+            self._know_listed()
+        else:
+            self._know_named()
+        for name, table in self.tables.items():
+            if name.endswith(".blob"):
+                path = files.database / name
+                if table.is_missing or not is_framed(path, files.families[table.family]):
+                    self._mend(name, table.family)
+
+    @property
+    def families(self) -> list[str]:
+        return list(self._files.families)
+
+    def family(self, label: str, without: frozenset[str] = frozenset()) -> Rdict:
+        """A family without some of its tables. It is closed when others are opened; do not keep it."""
+        at = (label, without)
+        found = self._open.pop(at, None)
+        if found is None:
+            if len(self._open) >= OPEN_MAX:
+                _close(*self._open.pop(next(iter(self._open))))
+            db = self._opened(self._directory(without), [label])
+            found = (db, db.get_column_family(label) if label != "default" else db)
+        self._open[at] = found
+        return found[1]
+
+    def substitute(self, name: str, family: str) -> bool:
+        """Stand in for a blob file that is missing, so that the keys of its values can be read. True if it was not yet
+        done."""
+        if name in self._mended:
+            return False
+        self._mend(name, family)
+        for directory in self._directories:
+            link = directory / name
+            link.unlink(missing_ok=True)
+            link.symlink_to(self._mended[name].resolve())
+        return True
+
+    def missing(self) -> frozenset[str]:
+        return frozenset(name for name, table in self.tables.items() if table.is_missing and name.endswith(".sst"))
+
+    def others(self, table: str) -> frozenset[str]:
+        """The tables of a family but one."""
+        family = self.tables[table].family
+        return frozenset(
+            name
+            for name, each in self.tables.items()
+            if each.family == family and name != table and name.endswith(".sst")
+        )
+
+    def close(self) -> None:
+        while self._open:
+            _close(*self._open.popitem()[1])
+
+    def _opened(self, directory: Path, labels: list[str]) -> Rdict:
+        options = {label: lenient_options() for label in labels if label != "default"}
+        try:
+            return Rdict(str(directory), lenient_options(), options, AccessType.read_only(False))
+        except Exception as error:
+            raise translate(error, self._files.database) from error
+
+    def _directory(self, without: frozenset[str]) -> Path:
+        directory = self.folder / f"view-{len(self._directories) + 1}"
+        directory.mkdir()
+        self._directories.append(directory)
+        without = without | self.missing()
+        names = self.tables or {**self._files.tables, **self._files.blobs}
+        for name in names:
+            path = self._mended.get(name, self._files.database / name)
+            if name not in without and path.exists():
+                (directory / name).symlink_to(path.resolve())
+        for name, path in self._log_records.items():
+            (directory / name).symlink_to(path.resolve())
+        self._write_manifest(directory / _MANIFEST, without)
+        (directory / "CURRENT").write_text(f"{_MANIFEST}\n")
+        return directory
+
+    def _write_manifest(self, target: Path, without: frozenset[str]) -> None:
+        manifest, database = self._files.manifest, self._files.database
+        if manifest is None:
+            tables: dict[str, list[ListedTable]] = {}
+            blobs: dict[str, list[int]] = {}
+            for name, table in self.tables.items():
+                if name.endswith(".blob"):
+                    blobs.setdefault(table.family, []).append(int(name[:-5]))
+                elif name not in without:
+                    size_bytes = (database / name).stat().st_size
+                    tables.setdefault(table.family, []).append(ListedTable(int(name[:-4]), size_bytes))
+            self._add_absent(blobs)
+            write_manifest(target, self._files.families, tables, blobs)
+            return
+        shutil.copyfile(manifest.path, target)
+        if manifest.fault is not None:
+            with open(target, "r+b") as file:
+                file.truncate(manifest.fault.cut_at)
+        for name in sorted(without):
+            table = self.tables[name]
+            number = self._files.families[table.family]
+            append_record(target, without_table(number, table.level, int(name[:-4])))
+
+    def _add_absent(self, blobs: dict[str, list[int]]) -> None:
+        """List numbers of files that are not there as blob files too: some may be, and then an error names the file."""
+        taken = {int(name.split(".")[0]) for name in self.tables}
+        absent = [number for number in range(1, max(taken, default=0)) if number not in taken][-ABSENT_MAX:]
+        for label in self.families:
+            if BY_LABEL[label].profile.blob_bytes_min is not None:
+                blobs.setdefault(label, []).extend(absent)
+
+    def _copy_logs(self) -> None:
+        """Logs that RocksDB can replay: links to sound ones, the whole records of the others."""
+        for scan in self._files.logs:
+            if scan.fault is None:
+                self._log_records[scan.path.name] = scan.path
+                continue
+            target = self.folder / _MENDED / scan.path.name
+            with open(target, "wb") as log:
+                at = 0
+                for record in salvage_records(scan.path):
+                    if isinstance(record, DamagedRecord):
+                        self.damaged_logs.setdefault(scan.path, []).append(record)
+                    else:
+                        at = write_record(log, at, record)
+            self._log_records[scan.path.name] = target
+
+    def _know_listed(self) -> None:
+        """Without a MANIFEST, every table that says its family belongs to the database."""
+        for name, family in {**self._files.tables, **self._files.blobs}.items():
+            if family:
+                self.tables[name] = Table(family)
+
+    def _know_named(self) -> None:
+        """Ask RocksDB which tables the MANIFEST names."""
+        db = self._opened(self._directory(frozenset()), self.families)
+        known: dict[str, Table] = {}
+        try:
+            for label in self.families:
+                family = db if label == "default" else db.get_column_family(label)
+                self._know_family(known, label, family.property_value("rocksdb.sstables") or "")
+                if label != "default":
+                    family.close()
+        finally:
+            db.close()
+        self.tables = known
+        for name, table in known.items():
+            if not (self._files.database / name).exists():
+                table.is_missing = True
+
+    def _know_family(self, known: dict[str, Table], label: str, listing: str) -> None:
+        level = 0
+        for entry in _TABLE_LINE.finditer(listing):
+            if entry["level"]:
+                level = int(entry["level"])
+                continue
+            first, last = bytes.fromhex(entry["first"]), bytes.fromhex(entry["last"])
+            known[f"{int(entry['number']):06}.sst"] = Table(label, first, last, level)
+        for number in BLOB_LINE.findall(listing):
+            known[f"{int(number):06}.blob"] = Table(label)
+
+    def _mend(self, name: str, family: str) -> None:
+        """Give a blob file the header and footer without which RocksDB reads none of it."""
+        path = self._files.database / name
+        target = self.folder / _MENDED / name
+        if path.exists():
+            shutil.copyfile(path, target)
+        else:
+            target.touch()
+        write_frame(target, self._files.families[family])
+        self._mended[name] = target
+
+
+def lenient_options() -> Options:
+    """Open in spite of a table that does not open, and read what can be read."""
+    options = Options(raw_mode=True)
+    options.set_paranoid_checks(False)
+    options.set_max_open_files(64)
+    options.set_stats_dump_period_sec(0)
+    return options
+
+
+def _close(db: Rdict, family: Rdict) -> None:
+    family.close()
+    if family is not db:
+        db.close()
