@@ -20,7 +20,8 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -217,6 +218,16 @@ class StoreDirectory:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+
+@contextmanager
+def lock_directory(path: Path) -> Iterator[None]:
+    """Hold the lock of a directory whose STORE cannot be read."""
+    lock = _take_lock(path)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class _Lock:

@@ -18,10 +18,11 @@ from basaltmq.errors import CorruptionError, StoreNotFoundError, UnknownFamilyEr
 from basaltmq.store.checkpoint import end_checkpoint
 from basaltmq.store.directory import StoreDirectory, os_error, read_marker, sync_directory
 from basaltmq.store.families import BY_LABEL
+from basaltmq.store.log_checks import check_logs, cut_tails
 from basaltmq.store.options import StoreOptions, database_options, family_options
-from basaltmq.store.repair import check_logs, cut_tails
 from basaltmq.store.rocks import RocksStore, families_of
 from basaltmq.store.rocks_errors import translate
+from basaltmq.store.salvage import swap
 from basaltmq.store.seals import Sealer
 from basaltmq.store.synced import SyncedFile
 from basaltmq.store.view import ATTEMPTS_MAX, ViewFiles
@@ -43,9 +44,11 @@ def open_store(
     report = report or logging.getLogger("basaltmq.store").warning
     directory = StoreDirectory.hold(path, create=create)
     try:
-        torn = check_logs(directory.database)
+        if swap.finish(path):
+            report(f"{path}: an interrupted repair was finished")
         sealer = Sealer(path, report)
         sealer.check()
+        torn = check_logs(path, is_new=directory.is_new, was_closed=sealer.was_closed)
         _require_known_families(directory.database, path)
         directory.claim()
         cut_tails(directory, torn, report)

@@ -1,15 +1,16 @@
-"""What to do about a damaged log: before an open, and when an operator asks for a repair.
+"""Repair: a store that opens again, with every row that can be read, and a list of what is lost.
 
-`check_logs` reads MANIFEST and WAL before RocksDB does and touches nothing. It refuses damage by name, and hands back
-the logs whose tail is torn. `cut_tails` copies a torn tail into quarantine and then cuts it, so that RocksDB, asked
-for absolute consistency, opens. A crash in between leaves the tail torn, and the next open does the same again.
+The damaged database is never written. Its rows are copied into a new one beside it (`salvage.copying`); the planes then
+bring the rows of the copy in line with each other (`mend`); the copy is verified and takes the place of the old one,
+which goes to quarantine as it is (`salvage.swap`). A crash before that leaves the store as it was.
 
-A torn tail is of writes nobody was told are durable. In the MANIFEST only a file that ends inside a record counts as
-torn: its records are synced one by one, so a last record that is there whole and wrong is damage.
+    1  finish a swap that a crash interrupted
+    2  STORE: written anew if it is lost and the database beside it is one of ours
+    3  verify. If it finds nothing, only the planes look whether their rows fit
+    4  check for space, copy, mend, verify the copy
+    5  swap, verify again
 
-`repair` is the operator's word that what is behind the damage may go. It cuts at the last whole record, as a crash at
-that moment would have left the store, and keeps the files as they were in quarantine. Tables it does not mend: for
-those there are backups.
+Without `accept_loss` the same is done but for the swap, and the copy is removed: it says what would be lost.
 """
 
 from __future__ import annotations
@@ -17,218 +18,259 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
+from uuid import UUID, uuid4
 
-from basaltmq.errors import CorruptionError, StoreNotFoundError
+import msgspec
+
+from basaltmq.errors import (
+    BasaltError,
+    CorruptionError,
+    DiskFullError,
+    NotAStoreError,
+    StoreNotFoundError,
+)
+from basaltmq.store.api import Store
 from basaltmq.store.directory import (
+    DATABASE,
     MARKER,
-    SEALS,
+    QUARANTINE,
+    Marker,
     StoreDirectory,
+    lock_directory,
     make_directory,
     os_error,
     read_marker,
-    sync_directory,
-    sync_file,
     write_durably,
 )
-from basaltmq.store.manifest import oldest_log
-from basaltmq.store.seals import Seals, check_manifest, check_small, is_table
-from basaltmq.store.wal import LogScan, current_manifest, scan_log, wal_files, wal_number
+from basaltmq.store.open import open_store
+from basaltmq.store.salvage import swap
+from basaltmq.store.salvage.copying import copy_rows
+from basaltmq.store.salvage.losses import Losses
+from basaltmq.store.salvage.naming import Loss
+from basaltmq.store.salvage.survey import Survey
+from basaltmq.store.seals import Seals, is_table
+from basaltmq.store.verify import Progress, verify
+from basaltmq.store.wal import is_wal
 
-REMEDY: Final = (
-    "nothing was touched; restore a backup, or run repair to accept the loss of what was written from there on"
-)
+SPARE_BYTES: Final = 64 << 20
+"""Free space asked for beyond the size of the database: logs, indexes and the blocks of a file system."""
 
+ROUNDS_MAX: Final = 5
+"""Times the planes look at the copy until they find nothing. One is the rule; a second confirms it."""
 
-def check_logs(database: Path) -> list[LogScan]:
-    """The logs with torn tails; CorruptionError for damage anywhere else."""
-    if not database.exists():
-        return []
-    if not (database / "CURRENT").exists():
-        _require_nothing_to_lose(database)
-        return []
-    manifest = scan_log(current_manifest(database))
-    if manifest.fault is not None and not manifest.is_cut_short:
-        remedy = "restore a backup" + (", or run repair to drop its last record" if manifest.fault.torn else "")
-        raise CorruptionError(f"{manifest.describe()}; nothing was touched; {remedy}")
-    logs = _needed_logs(database)
-    _require_torn_only_at_the_end(logs)
-    return [scan for scan in (manifest, *logs) if scan.fault is not None]
+Mend: TypeAlias = Callable[[Store, Losses, Path], list[Loss]]
+"""Brings the rows of a store in line with each other and says what that costs. The path is the store's directory."""
 
 
-def cut_tails(directory: StoreDirectory, torn: list[LogScan], report: Callable[[str], None]) -> None:
-    """Copy each torn tail into quarantine and cut it."""
+@dataclass(slots=True)
+class Repaired:
+    """What a repair did, or would do."""
+
+    done: list[str] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
+    kept: Path | None = None
+    """Where the damaged files are, and the list of all losses."""
+    remaining: list[str] = field(default_factory=list)
+    """Faults that verify still finds."""
+
+    @property
+    def found_nothing(self) -> bool:
+        return not (self.done or self.losses or self.remaining)
+
+
+def repair(
+    path: Path, *, accept_loss: bool = True, mend: Mend | None = None, progress: Progress | None = None
+) -> Repaired:
+    """Make a damaged store open again. Without `accept_loss`, say what that would cost and change nothing."""
+    outcome = Repaired()
     try:
-        for scan in torn:
-            assert scan.fault is not None
-            cut_at = scan.fault.cut_at
-            kept = _keep_tail(directory.quarantine, scan.path, cut_at)
-            _truncate(scan.path, cut_at)
-            report(
-                f"{scan.describe()}: a torn tail of {scan.size_bytes - cut_at} bytes, of writes that were not "
-                f"confirmed, was moved to {kept}"
-            )
+        _marker(path, outcome, accept_loss=accept_loss)
+        if outcome.remaining:
+            return outcome
+        directory = StoreDirectory.hold(path, create=False)
+        try:
+            directory.claim()
+            if swap.finish(path):
+                outcome.done.append("an interrupted repair was finished")
+            swap.clear(path)
+        finally:
+            directory.release()
+        faults = verify(path)
+        if not faults:
+            _mend_sound(path, outcome, mend, accept_loss=accept_loss)
+            return outcome
+        _rebuild(path, faults, outcome, mend, progress, accept_loss=accept_loss)
+        if accept_loss:
+            outcome.remaining = verify(path)
     except OSError as error:
-        raise os_error(error, directory.path) from error
+        raise os_error(error, path) from error
+    return outcome
 
 
-def repair(path: Path, report: Callable[[str], None] | None = None) -> list[str]:
-    """Make a store with damaged logs open again, giving up what is behind the damage. Says what it gave up."""
-    if read_marker(path) is None:
-        raise StoreNotFoundError(f"there is no store at {path}; {MARKER} is missing")
-    done: list[str] = []
+def _marker(path: Path, outcome: Repaired, *, accept_loss: bool) -> None:
+    """Write STORE anew, if it is lost and what lies beside it is a database of ours."""
+    try:
+        if read_marker(path) is None:
+            raise StoreNotFoundError(f"there is no store at {path}; check the path")
+    except (CorruptionError, NotAStoreError) as error:
+        if not _has_database(path):
+            raise
+        if not accept_loss:
+            outcome.remaining.append(f"{error}; repair writes it anew")
+            return
+        with lock_directory(path):
+            marker = Marker(_store_id(path))
+            damaged = path / MARKER
+            if damaged.is_file():
+                make_directory(path / QUARANTINE)
+                os.rename(damaged, _free_name(path / QUARANTINE / f"{MARKER}.whole"))
+            write_durably(damaged, marker.encode())
+        outcome.done.append(f"{path / MARKER}: written anew for store {marker.store_id}; nothing is lost")
+
+
+def _has_database(path: Path) -> bool:
+    database = path / DATABASE
+    return database.is_dir() and any(is_table(each.name) or is_wal(each.name) for each in database.iterdir())
+
+
+def _store_id(path: Path) -> UUID:
+    try:
+        seals = Seals.read(path)
+        if seals is not None and seals.store_id is not None:
+            return UUID(seals.store_id)
+    except (CorruptionError, ValueError):
+        pass
+    return uuid4()
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    free = path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}.{number}")
+    return free
+
+
+def _mend_sound(path: Path, outcome: Repaired, mend: Mend | None, *, accept_loss: bool) -> None:
+    """The files are sound; what is in them may still not fit together."""
+    if mend is None or not accept_loss:
+        return
+    with _Closing(open_store(path, create=False)) as store:
+        outcome.losses += _mended(store, Losses(), path, mend)
+    if outcome.losses:
+        outcome.done.append(f"{path}: rows that did not fit together were brought in line")
+        outcome.remaining = verify(path)
+
+
+def _mended(store: Store, losses: Losses, path: Path, mend: Mend) -> list[Loss]:
+    found: list[Loss] = []
+    for _ in range(ROUNDS_MAX):
+        more = mend(store, losses, path)
+        found += more
+        if not more:
+            return found
+    raise CorruptionError(f"{path}: rows still do not fit together after {ROUNDS_MAX} rounds; restore a backup")
+
+
+def _rebuild(
+    path: Path,
+    faults: list[str],
+    outcome: Repaired,
+    mend: Mend | None,
+    progress: Progress | None,
+    *,
+    accept_loss: bool,
+) -> None:
     directory = StoreDirectory.hold(path, create=False)
     try:
         directory.claim()
-        _repair_current(directory, done)
-        _repair_manifest(directory, done)
-        _repair_logs(directory, done)
-        _repair_seals(directory, done)
-    except OSError as error:
-        raise os_error(error, path) from error
+        if not (path / DATABASE).is_dir():
+            raise CorruptionError(f"{path / DATABASE} is missing, so there is nothing to repair; restore a backup")
+        size_bytes = _require_space(path)
+        scratch = path / swap.SCRATCH
+        copy = scratch / swap.COPY
+        make_directory(copy)
+        try:
+            write_durably(copy / MARKER, directory.marker.encode())
+            with Survey(path, scratch / "views") as survey:
+                _copy(survey, copy, path, outcome, mend, progress, size_bytes)
+            if not accept_loss:
+                return
+            left = verify(copy)
+            if left:
+                raise CorruptionError(f"the repaired copy of {path} is not sound, nothing was changed: {left[0]}")
+            number, outcome.kept = swap.quarantine_of(path)
+            make_directory(outcome.kept)
+            lines = [f"{fault}\n" for fault in faults]
+            write_durably(outcome.kept / "faults.txt", "".join(lines).encode())
+            write_durably(
+                outcome.kept / swap.LOSSES, b"".join(msgspec.json.encode(each) + b"\n" for each in outcome.losses)
+            )
+            shutil.rmtree(scratch / "views", ignore_errors=True)
+            swap.take_over(path, number)
+        finally:
+            if not (path / swap.REPAIR).exists():
+                swap.clear(path)
     finally:
         directory.release()
-        for line in done:
-            if report is not None:
-                report(line)
-    return done
 
 
-def _require_nothing_to_lose(database: Path) -> None:
-    """A crash while a store is made leaves no CURRENT; but then there is no log and no table either."""
-    for path in sorted(database.iterdir()):
-        if is_table(path.name) or path.suffix == ".log":
-            raise CorruptionError(
-                f"{database / 'CURRENT'} is missing, but {path.name} is there: opening would begin an empty store over "
-                "it; nothing was touched; restore a backup, or run repair"
-            )
+def _copy(
+    survey: Survey,
+    copy: Path,
+    path: Path,
+    outcome: Repaired,
+    mend: Mend | None,
+    progress: Progress | None,
+    size_bytes: int,
+) -> None:
+    done_bytes = 0
+
+    def copied(more_bytes: int) -> None:
+        nonlocal done_bytes
+        done_bytes = min(done_bytes + more_bytes, size_bytes)
+        if progress is not None:
+            progress(done_bytes, size_bytes)
+
+    with _Closing(open_store(copy, create=False)) as store:
+        rows = copy_rows(survey, store, copied)
+        outcome.losses += survey.told()
+        if mend is not None:
+            outcome.losses += _mended(store, survey.losses, path, mend)
+    outcome.done.append(f"{path / DATABASE}: built anew from {rows} rows that can be read")
+    copied(size_bytes)
 
 
-def _needed_logs(database: Path) -> list[LogScan]:
-    """The write-ahead logs RocksDB will replay. Older ones are left over, and whatever is in them is in tables."""
-    oldest = oldest_log(current_manifest(database))
-    return [scan_log(path) for path in wal_files(database) if wal_number(path) >= oldest]
+class _Closing:
+    """Closes a store, and does not hide the error that ended its use."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __enter__(self) -> Store:
+        return self._store
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self._store.close()
+        except BasaltError:
+            if kind is None:
+                raise
 
 
-def is_cut_short(scan: LogScan) -> bool:
-    """The file ends inside its last record, as one that is being written does."""
-    return scan.fault is not None and scan.fault.torn and scan.fault.what.startswith("the file ends")
-
-
-def _require_torn_only_at_the_end(logs: list[LogScan]) -> None:
-    for place, scan in enumerate(logs):
-        if scan.fault is None:
-            continue
-        if not scan.fault.torn:
-            raise CorruptionError(f"{scan.describe()}; {REMEDY}")
-        later = next((log for log in logs[place + 1 :] if log.records), None)
-        if later is not None:
-            raise CorruptionError(f"{scan.describe()}, while {later.path.name} after it has records; {REMEDY}")
-
-
-def _repair_current(directory: StoreDirectory, done: list[str]) -> None:
-    try:
-        current_manifest(directory.database)
-    except CorruptionError as error:
-        current = directory.database / "CURRENT"
-        manifests = sorted(directory.database.glob("MANIFEST-*"))
-        if len(manifests) != 1:
-            names = ", ".join(path.name for path in manifests) or "none"
-            raise CorruptionError(f"{error}: which MANIFEST is the right one cannot be told ({names})") from None
-        if current.exists():
-            _keep_whole(directory.quarantine, current)
-        write_durably(current, f"{manifests[0].name}\n".encode())
-        done.append(f"{current}: written anew to name {manifests[0].name}, the only one there; nothing is lost")
-
-
-def _repair_manifest(directory: StoreDirectory, done: list[str]) -> None:
-    manifest = scan_log(current_manifest(directory.database))
-    if manifest.fault is None:
-        return
-    if not manifest.fault.torn:
-        raise CorruptionError(f"{manifest.describe()}; a MANIFEST cannot be repaired: restore a backup")
-    kept = _keep_whole(directory.quarantine, manifest.path)
-    _truncate(manifest.path, manifest.fault.cut_at)
-    done.append(
-        f"{manifest.describe()}: its last record was dropped, and with it what it said of the files; "
-        f"the file as it was is {kept}"
-    )
-
-
-def _repair_logs(directory: StoreDirectory, done: list[str]) -> None:
-    logs = _needed_logs(directory.database)
-    first = next((place for place, scan in enumerate(logs) if scan.fault is not None), None)
-    if first is None:
-        return
-    for place, scan in enumerate(logs[first:]):
-        if scan.size_bytes == 0:
-            continue
-        kept = _keep_whole(directory.quarantine, scan.path)
-        if place == 0:
-            assert scan.fault is not None
-            lost = scan.size_bytes - scan.fault.cut_at
-            _truncate(scan.path, scan.fault.cut_at)
-            done.append(
-                f"{scan.describe()}: cut back to its first {scan.records} records; {lost} bytes of writes are given "
-                f"up; the file as it was is {kept}"
-            )
-        else:
-            _truncate(scan.path, 0)
-            done.append(
-                f"{scan.path}: comes after the damage, so its writes ({scan.size_bytes} bytes) are given up; the file "
-                f"as it was is {kept}"
-            )
-
-
-def _repair_seals(directory: StoreDirectory, done: list[str]) -> None:
-    path = directory.path / SEALS
-    try:
-        seals = Seals.read(directory.path)
-        if seals is None:
-            return
-        wrong = [f"{name} {what}" for name, what in check_small(directory.path, seals)]
-        if manifest := check_manifest(directory.path, seals):
-            wrong.append(f"{current_manifest(directory.database).name} {manifest}")
-    except CorruptionError as error:
-        wrong = [str(error)]
-    if wrong:
-        kept = _keep_whole(directory.quarantine, path)
-        path.unlink()
-        sync_directory(directory.path)
-        done.append(f"{path}: dropped ({'; '.join(wrong)}); the next open seals what is there; as it was: {kept}")
-
-
-def _keep_tail(quarantine: Path, path: Path, offset: int) -> Path:
-    return _keep(quarantine, path, f"{path.name}.tail-at-{offset}", offset)
-
-
-def _keep_whole(quarantine: Path, path: Path) -> Path:
-    return _keep(quarantine, path, f"{path.name}.whole", 0)
-
-
-def _keep(quarantine: Path, path: Path, name: str, offset: int) -> Path:
-    """Copy a file from `offset` on into quarantine, durably, under a name that is free."""
-    make_directory(quarantine)
-    kept = quarantine / name
-    number = 1
-    while kept.exists():
-        number += 1
-        kept = quarantine / f"{name}.{number}"
-    draft = kept.with_name(kept.name + ".new")
-    try:
-        with open(path, "rb") as source, open(draft, "wb") as copy:
-            source.seek(offset)
-            shutil.copyfileobj(source, copy, 1 << 20)
-        sync_file(draft)
-        os.rename(draft, kept)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
-    sync_directory(quarantine)
-    return kept
-
-
-def _truncate(path: Path, size_bytes: int) -> None:
-    os.truncate(path, size_bytes)
-    sync_file(path)
+def _require_space(path: Path) -> int:
+    """The bytes a copy may take; DiskFullError if they are not free."""
+    database = path / DATABASE
+    size_bytes = sum(each.stat().st_size for each in database.iterdir() if is_table(each.name) or is_wal(each.name))
+    found = os.statvfs(path)
+    free_bytes = found.f_bavail * found.f_frsize
+    if free_bytes < size_bytes + SPARE_BYTES:
+        raise DiskFullError(
+            f"a repair of {path} copies up to {size_bytes} bytes and keeps the damaged files; "
+            f"{free_bytes} bytes are free: free {size_bytes + SPARE_BYTES - free_bytes} more and run it again"
+        )
+    return size_bytes

@@ -10,10 +10,11 @@
      "families": {"messages": 1, ...}, "store_id": "..."}
 
 `families` has RocksDB's numbers of the families, and `store_id` is that of STORE: copies for a repair, of what a lost
-MANIFEST and a lost STORE said. All names are of files in kv/. A file is sealed once and never again, so that a seal cannot come to bless damage that
-happened to a file later; RocksDB never writes a finished file a second time, nor uses a number again.
-`rocksdict-config.json` is the exception: it is written anew at each open. A file that has gone loses its seal. What
-is not sealed yet is not a fault.
+MANIFEST and a lost STORE said. All names are of files in kv/.
+
+A file is sealed once and never again, so that a seal cannot come to bless damage that happened to a file later; RocksDB
+never writes a finished file a second time, nor uses a number again. `rocksdict-config.json` is the exception: it is
+written anew at each open. A file that has gone loses its seal. What is not sealed yet is not a fault.
 """
 
 from __future__ import annotations
@@ -149,6 +150,11 @@ class Sealer:
         except CorruptionError as error:
             report(str(error))
             self._seals = Seals()
+
+    @property
+    def was_closed(self) -> bool:
+        """Whether the store was closed cleanly."""
+        return self._seals.manifest is not None
 
     def check(self) -> None:
         """Before RocksDB opens: refuse a MANIFEST that changed since a clean close, report the rest."""

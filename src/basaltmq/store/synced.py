@@ -90,23 +90,21 @@ def read_synced(directory: Path) -> Synced | None:
     return max((slot for slot in slots if slot is not None), key=lambda slot: slot.generation, default=None)
 
 
-def missing_writes(directory: Path, logs: list[LogScan]) -> str:
+def missing_writes(directory: Path, manifest: Path | None, logs: list[LogScan]) -> str:
     """What is missing of the writes that were durable, in words; empty if nothing is, or nothing is known of it.
 
-    `logs` are the write-ahead logs that are needed. Their MANIFEST must be readable.
+    `logs` are the write-ahead logs that are needed, `manifest` the MANIFEST, unless it cannot be read.
     """
     synced = read_synced(directory)
     if synced is None:
         return ""
-    database = directory / DATABASE
-    manifest = current_manifest(database)
-    if wrong := short_manifest(directory, manifest):
-        return f"{manifest.name} {wrong}"
-    oldest = oldest_log(manifest)
+    oldest = 0 if manifest is None else oldest_log(manifest)
     present = {wal_number(scan.path) for scan in logs}
     gone = [f"{number:06}.log" for number in synced.logs if number >= oldest and number not in present]
     if gone:
         return f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} missing"
+    if manifest is None:
+        return ""
     reached = max([sequence_reached(manifest), *(last_sequence(scan.path, scan) for scan in logs)])
     if reached < synced.sequence:
         last = logs[-1].path.name if logs else "the write-ahead log"
@@ -114,9 +112,10 @@ def missing_writes(directory: Path, logs: list[LogScan]) -> str:
     return ""
 
 
-def short_manifest(directory: Path, manifest: Path) -> str:
-    """What is wrong with the size of a MANIFEST; empty if nothing is known to be."""
+def short_manifest(directory: Path) -> str:
+    """What is wrong with the size of the MANIFEST; empty if nothing is known to be."""
     synced = read_synced(directory)
+    manifest = current_manifest(directory / DATABASE)
     if synced is None or manifest.name != f"MANIFEST-{synced.manifest:06}":
         return ""
     size_bytes = manifest.stat().st_size

@@ -4,12 +4,13 @@
     everything listed          CHECKSUMS (a checkpoint) and SEALS
     CURRENT, MANIFEST, WAL     our reader of RocksDB's log format (`wal`)
     blob files                 our reader of them (`blobs`)
-    sst files                  RocksDB, row by row; a bad one is taken out of the scratch copy and the rest read again
+    sst files                  RocksDB, row by row, past damage (`salvage`)
+
+After the files come the losses: which queues, messages, topics and objects cannot be read.
 
 Tables are read by a second, read-only RocksDB on a scratch directory of links, with caches of its own: a block that is
 in the store's cache says nothing of the disk. An open store lends a RocksDB checkpoint (hard links) for that, so that
-compaction cannot take files away under the reader. The scratch directory has no WAL, so a damaged one does not keep
-the tables from being read.
+compaction cannot take files away under the reader.
 
 Nothing is changed, but that tables found sound are sealed when the store is open.
 """
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,45 +26,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from rocksdict import AccessType, Options, Rdict
-
 from basaltmq.errors import BasaltError, CorruptionError, NotAStoreError, StoreLockedError, StoreNotFoundError
 from basaltmq.store.blobs import BlobFault, scan_blobs
 from basaltmq.store.checkpoint import check_sums, read_checksums
 from basaltmq.store.directory import CHECKSUMS, DATABASE, LOCK, QUARANTINE, SEALS, os_error, read_marker
-from basaltmq.store.manifest import family_numbers, oldest_log, without_table
-from basaltmq.store.rocks_errors import named_file, translate
+from basaltmq.store.manifest import oldest_log
+from basaltmq.store.rocks_errors import translate
+from basaltmq.store.salvage.naming import Loss
+from basaltmq.store.salvage.survey import Survey
+from basaltmq.store.salvage.views import Table
 from basaltmq.store.scratch import Scratch
 from basaltmq.store.seals import Sealer, Seals, Sum, check_manifest, check_small, file_sum, is_table, mismatch
-from basaltmq.store.view import BLOB_LINE
-from basaltmq.store.wal import LogScan, append_record, current_manifest, scan_log, wal_files, wal_number
+from basaltmq.store.wal import LogScan, current_manifest, scan_log, wal_files, wal_number
 
 Progress = Callable[[int, int], None]
 
 SCRATCH: Final = "verify.tmp"
 FAULTS_PER_FILE_MAX: Final = 3
 """Details of one file at most; a file with a thousand bad blocks is one bad file."""
-
-_TABLE_LINE: Final = re.compile(
-    r"^(?:--- level (?P<level>\d+) ---"
-    r"| (?P<number>\d+):\d+\[[^\]]*\]\['(?P<first>[0-9A-F]*)' .*? \.\. '(?P<last>[0-9A-F]*)' )",
-    re.MULTILINE,
-)
-"""The property `rocksdb.sstables`: a heading per level, then number:size[sequences]['first key' .. 'last key']."""
-
-
-@dataclass(slots=True)
-class _Table:
-    """A table or blob file: whose it is and which keys it spans."""
-
-    family: str
-    first: bytes = b""
-    last: bytes = b""
-    level: int = 0
-
-    def cost(self) -> str:
-        span = f" between keys {_shown(self.first)} and {_shown(self.last)}" if self.last else ""
-        return f"rows of family {self.family}{span} may be lost: restore a backup"
 
 
 @dataclass(slots=True)
@@ -102,7 +81,7 @@ def verify(path: Path, progress: Progress | None = None) -> list[str]:
             run.everything()
         except OSError as error:
             raise os_error(error, path) from error
-    return findings.lines()
+    return findings.lines() + [loss.line() for loss in run.losses]
 
 
 def verify_open(
@@ -131,7 +110,7 @@ def verify_open(
         raise
     except Exception as error:
         raise translate(error, path) from error
-    return findings.lines()
+    return findings.lines() + [loss.line() for loss in run.losses]
 
 
 class _Meter:
@@ -167,10 +146,9 @@ class _Run:
         self._findings = findings
         self._meter = meter
         self._live = live
-        self._tables: dict[str, _Table] = {}
-        self._manifest_known = True
-        self._unnamed: list[tuple[str, str]] = []
+        self._tables: dict[str, Table] = {}
         self.sound: dict[str, Sum] = {}
+        self.losses: list[Loss] = []
 
     def everything(self) -> None:
         if not self._database.is_dir():
@@ -182,12 +160,11 @@ class _Run:
         self._blobs()
         self._rows()
         self._seals(sums)
-        self._name_the_unnamed()
         bad = {path.name for path in self._findings.faults}
         self.sound = {name: found for name, found in sums.items() if name not in bad}
         for path in self._findings.faults:
             if is_table(path.name) and path.name in self._tables:
-                self._findings.costs[path] = self._tables[path.name].cost()
+                self._findings.costs[path] = _cost(self._tables[path.name])
         self._meter.finish()
 
     def _checksums(self) -> None:
@@ -208,13 +185,10 @@ class _Run:
             manifest = current_manifest(named)
             scan = scan_log(manifest)
             self._log(scan, "no row of the store can be read without it: restore a backup", last=True)
-            # RocksDB may read for ever on a damaged one.
-            self._manifest_known = scan.fault is None or scan.is_cut_short
             oldest = oldest_log(manifest)
         except CorruptionError as error:
             what = str(error).removeprefix(f"{named / 'CURRENT'} ")
-            self._findings.add(named / "CURRENT", what, "the store does not open")
-            self._manifest_known = False
+            self._findings.add(named / "CURRENT", what, "the store does not open; repair writes it anew")
         logs = [log for log in wal_files(named) if wal_number(log) >= oldest]
         for log in logs:
             try:
@@ -274,86 +248,30 @@ class _Run:
                 self._findings.add(self._named / path.name, _blob_fault(fault))
 
     def _rows(self) -> None:
-        """Read every row. A bad table hides others: it is taken out of the scratch copy, and its family read again."""
-        if not self._manifest_known:
-            return
-        with _scratch(self._database) as scratch:
-            manifest = current_manifest(scratch)
-            numbers = family_numbers(manifest)
-            taken_out: set[str] = set()
-            unread: set[str] | None = None
-            while unread is None or unread:
-                self._read_scratch(scratch, unread)
-                bad = {
-                    path.name for path in self._findings.faults if path.suffix == ".sst"
-                } & self._tables.keys() - taken_out
-                taken_out |= bad
-                unread = {self._tables[name].family for name in bad}
-                for name in bad:
-                    table = self._tables[name]
-                    append_record(manifest, without_table(numbers[table.family], table.level, int(name[:-4])))
-
-    def _read_scratch(self, scratch: Path, only: set[str] | None) -> None:
-        try:
-            names = Rdict.list_cf(str(scratch))
-            db = Rdict(str(scratch), _lenient(), {name: _lenient() for name in names}, AccessType.read_only(False))
-        except Exception as error:
-            self._fault(error, None)
-            return
-        families = {name: db.get_column_family(name) for name in names}
-        try:
-            if only is None:
-                self._know_tables(families)
-            for name, family in families.items():
-                if only is None or name in only:
-                    self._read_family(name, family)
-        finally:
-            for family in families.values():
-                family.close()
-            families.clear()
-            db.close()
-
-    def _know_tables(self, families: dict[str, Rdict]) -> None:
-        for name, family in families.items():
-            listing = family.property_value("rocksdb.sstables") or ""
-            level = 0
-            for entry in _TABLE_LINE.finditer(listing):
-                if entry["level"]:
-                    level = int(entry["level"])
-                    continue
-                first, last = bytes.fromhex(entry["first"]), bytes.fromhex(entry["last"])
-                self._tables[f"{int(entry['number']):06}.sst"] = _Table(name, first, last, level)
-            for number in BLOB_LINE.findall(listing):
-                self._tables[f"{int(number):06}.blob"] = _Table(name)
-        for file in self._tables:
-            if not (self._database / file).exists():
-                self._findings.add(self._named / file, "is missing")
-
-    def _read_family(self, name: str, family: Rdict) -> None:
-        """Read every row. Past a fault, begin again at each further key where a table begins or ends."""
-        tables = [table for table in self._tables.values() if table.family == name]
-        starts = sorted(
-            {b""} | {table.first for table in tables} | {table.last + b"\0" for table in tables if table.last}
-        )
-        reached = b""
-        ended = False
-        for start in starts:
-            if ended or start < reached:
-                continue
-            cursor = family.iter()
-            cursor.seek(start)
-            reached = start
-            while cursor.valid():
-                reached = cursor.key()
-                cursor.next()
+        """Read every row, past damage."""
+        with Scratch("verify") as scratch:
+            copy = self._database if self._live else None
             try:
-                cursor.status()
-                ended = True
-            except Exception as error:
-                self._fault(error, name)
-                reached += b"\0"
-        size = sum(self._size(file) for file, table in self._tables.items() if table.family == name)
-        self._meter.add(size)
+                survey = Survey(self._path, scratch.path / DATABASE, database=copy)
+            except CorruptionError as error:
+                self._fault(str(error), "")
+                return
+            with survey:
+                self._tables = survey.views.tables
+                for name, table in self._tables.items():
+                    if table.is_missing:
+                        self._findings.add(self._named / name, "is missing")
+                for label in survey.views.families:
+                    for _ in survey.read(label):
+                        pass
+                    self._meter.add(
+                        sum(self._size(file) for file, each in self._tables.items() if each.family == label)
+                    )
+                for gap in survey.losses.gaps:
+                    self._fault(gap.what, gap.family, gap.file)
+                if survey.losses.missing_writes:
+                    self._findings.add(self._named, survey.losses.missing_writes, "confirmed writes are lost")
+                self.losses = survey.told()
 
     def _size(self, file: str) -> int:
         try:
@@ -361,23 +279,23 @@ class _Run:
         except FileNotFoundError:
             return 0
 
-    def _fault(self, error: Exception, family: str | None) -> None:
-        text = str(error)
-        file = named_file(text, self._named)
-        if file != self._named:
-            self._findings.add(self._named / file.name, text.split(" in /")[0])
-        else:
-            self._unnamed.append((family or "", text))
+    def _fault(self, text: str, family: str, file: str = "") -> None:
+        if file:
+            self._findings.add(self._named / file, text)
+            return
+        # RocksDB does not always say which file; where another reader found one in the same family, it is that.
+        if any(
+            path.name in self._tables and self._tables[path.name].family == family for path in self._findings.faults
+        ):
+            return
+        tables = sorted(name for name, table in self._tables.items() if table.family == family)
+        whose = f" in family {family}, in one of {', '.join(tables[:10])}" if tables else ""
+        self._findings.add(self._named, f"{text}{whose}")
 
-    def _name_the_unnamed(self) -> None:
-        """RocksDB does not always say which file; where another reader found one in the same family, it is that."""
-        named = {self._tables[path.name].family for path in self._findings.faults if path.name in self._tables}
-        for family, text in self._unnamed:
-            if family in named or (not family and named):
-                continue
-            tables = sorted(file for file, table in self._tables.items() if table.family == family)
-            whose = f" in family {family}, in one of {', '.join(tables[:10])}" if tables else ""
-            self._findings.add(self._named, f"{text}{whose}")
+
+def _cost(table: Table) -> str:
+    span = f" between keys {_shown(table.first)} and {_shown(table.last)}" if table.last else ""
+    return f"rows of family {table.family}{span} may be lost: restore a backup, or repair"
 
 
 def _blob_fault(fault: BlobFault) -> str:
@@ -387,29 +305,6 @@ def _blob_fault(fault: BlobFault) -> str:
 
 def _shown(key: bytes) -> str:
     return key.hex() if len(key) <= 32 else f"{key[:32].hex()}..."
-
-
-def _lenient() -> Options:
-    """Open in spite of a table that does not, and read what can be read."""
-    options = Options(raw_mode=True)
-    options.set_paranoid_checks(False)
-    options.set_max_open_files(64)
-    options.set_stats_dump_period_sec(0)
-    return options
-
-
-@contextmanager
-def _scratch(database: Path) -> Iterator[Path]:
-    """A directory with the tables of `database` as links and its MANIFEST copied, without the WAL."""
-    with Scratch("verify") as scratch:
-        folder = scratch.path / DATABASE
-        folder.mkdir()
-        for path in database.iterdir():
-            if is_table(path.name):
-                (folder / path.name).symlink_to(path.resolve())
-            elif path.name == "CURRENT" or path.name.startswith("MANIFEST-"):
-                shutil.copyfile(path, folder / path.name)
-        yield folder
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import resource
 import shutil
 import tempfile
@@ -33,6 +32,7 @@ from rocksdict import Rdict
 from basaltmq.errors import CorruptionError, LimitExceededError
 from basaltmq.store.directory import DATABASE, os_error
 from basaltmq.store.manifest import oldest_log
+from basaltmq.store.salvage.views import BLOB_LINE
 from basaltmq.store.scratch import Scratch
 from basaltmq.store.seals import is_table
 from basaltmq.store.wal import current_manifest, is_wal, scan_log, wal_number
@@ -42,9 +42,6 @@ ATTEMPTS_MAX: Final = 20
 
 FILES_SPARE: Final = 256
 """File handles left for everything else when the limit is raised for a view."""
-
-BLOB_LINE: Final = re.compile(r"^blob_file_number: (\d+) ", re.MULTILINE)
-"""A blob file in the property `rocksdb.sstables`."""
 
 
 class ViewFiles:

@@ -137,8 +137,8 @@ class Naming:
             start=gap.start.hex(),
             end=None if gap.end is None else gap.end.hex(),
         )
-        before = _told(family, gap.preceding, objects, topics)
-        after = _told(family, gap.following, objects, topics)
+        before = _told(family, gap.preceding or gap.start, objects, topics) if gap.start else "the beginning"
+        after = "the end" if gap.following is None else _told(family, gap.following, objects, topics)
         if family in _BY_QUEUE:
             loss.queues = self._queues_in(gap)
             if len(loss.queues) == 1:
@@ -226,10 +226,8 @@ def _row(family: Family, key: bytes, objects: dict[UUID, str], topics: dict[int,
     return f"family {family.label}", key.hex(), ""
 
 
-def _told(family: Family, key: bytes | None, objects: dict[UUID, str], topics: dict[int, str]) -> str:
+def _told(family: Family, key: bytes, objects: dict[UUID, str], topics: dict[int, str]) -> str:
     """The row beside a gap."""
-    if key is None:
-        return "an unknown place"
     subject, what, _ = _row(family, key, objects, topics)
     if family in (Family.MESSAGES, Family.DELAYED):
         return f"id {what} of {subject}"

@@ -1,0 +1,127 @@
+"""A look at a database that no process writes: what can be read of it, and what is lost.
+
+A torn tail of the last log is no loss: it holds writes that were never confirmed, unless SYNCED says that they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from basaltmq.errors import CorruptionError
+from basaltmq.store.directory import DATABASE
+from basaltmq.store.families import BY_LABEL, Family
+from basaltmq.store.salvage.files import Files, look
+from basaltmq.store.salvage.losses import Gap, Losses
+from basaltmq.store.salvage.naming import Loss, Naming
+from basaltmq.store.salvage.reading import Row, read_family, read_range
+from basaltmq.store.salvage.views import Views
+from basaltmq.store.salvage.write_batch import Naming as BatchNaming
+from basaltmq.store.seals import Seals, check_manifest
+from basaltmq.store.synced import missing_writes, short_manifest
+
+
+class Survey:
+    """What a database holds. `folder` is made for the views and may be removed afterwards."""
+
+    def __init__(self, directory: Path, folder: Path, *, database: Path | None = None) -> None:
+        """`database` is a copy to be read instead, which is a RocksDB checkpoint and needs no log."""
+        self.directory = directory
+        self.seals = _seals(directory)
+        is_copy = database is not None
+        database = directory / DATABASE if database is None else database
+        fault = "" if is_copy else _manifest_fault(directory, self.seals)
+        self.files: Files = look(database, self.seals.families, fault)
+        if is_copy:
+            self.files.logs = []
+        self.views = Views(self.files, folder)
+        self.losses = Losses(manifest_rebuilt=self.files.manifest is None)
+        if not is_copy:
+            self._look_at_logs()
+        self._look_at_strangers()
+
+    def read(self, label: str) -> Iterator[Row]:
+        """Every row of a family that can be read; what cannot be goes to `losses`."""
+        return read_family(self.views, label, self.losses.gaps)
+
+    def scan(self, family: Family, start: bytes = b"", end: bytes | None = None) -> Iterator[Row]:
+        """Rows that can be read, with nothing said of the others."""
+        if family.label not in self.files.families:
+            return iter(())
+        return read_range(self.views, family.label, start, end, lambda _: None)
+
+    def read_all(self, visit: Callable[[Family, bytes, bytes], None] | None = None) -> None:
+        """Read everything, to find what cannot be."""
+        for label in self.views.families:
+            family = BY_LABEL.get(label)
+            for key, value in self.read(label):
+                if visit is not None and family is not None:
+                    visit(family, key, value)
+
+    def told(self) -> list[Loss]:
+        """What is lost, in words."""
+        losses = self.losses
+        found: list[Loss] = []
+        if losses.missing_writes:
+            text = f"{losses.missing_writes}; which queues, topics and objects they changed is not known"
+            found.append(Loss(subject="confirmed writes", text=text, family="", end=None))
+        names = BatchNaming({number: label for label, number in self.files.families.items()})
+        for path, records in losses.records.items():
+            for record in records:
+                found += names.losses(path.name, record)
+        return found + Naming(self.scan).losses(losses.gaps)
+
+    def close(self) -> None:
+        self.views.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _look_at_logs(self) -> None:
+        was_closed = self.seals.manifest is not None
+        if not was_closed:
+            manifest = None if self.files.manifest is None else self.files.manifest.path
+            self.losses.missing_writes = missing_writes(self.directory, manifest, self.files.logs)
+        last = next((scan.path for scan in reversed(self.files.logs) if scan.records or scan.fault), None)
+        for path, records in self.views.damaged_logs.items():
+            scan = next(scan for scan in self.files.logs if scan.path == path)
+            is_torn_end = path == last and scan.fault is not None and scan.fault.torn
+            if not is_torn_end or self.losses.missing_writes:
+                self.losses.records[path] = records
+
+    def _look_at_strangers(self) -> None:
+        """Tables of which nobody says whose they are, or that were there at the last close and are not now."""
+        if self.files.manifest is not None:
+            return
+        for name, family in self.files.tables.items():
+            if not family:
+                self.losses.gaps.append(Gap("", b"", None, name, "the table does not say which family it is of"))
+        if self.seals.manifest is not None:
+            for name in sorted(self.seals.files):
+                if name.endswith(".sst") and name not in self.files.tables:
+                    self.losses.gaps.append(Gap("", b"", None, name, "the file is missing"))
+
+
+def _seals(directory: Path) -> Seals:
+    try:
+        return Seals.read(directory) or Seals()
+    except CorruptionError:
+        return Seals()
+
+
+def _manifest_fault(directory: Path, seals: Seals) -> str:
+    try:
+        wrong = check_manifest(directory, seals)
+        if wrong is None and seals.manifest is None:
+            wrong = short_manifest(directory)
+    except (CorruptionError, OSError):
+        # There is none; `look` says so.
+        return ""
+    return wrong or ""
