@@ -9,6 +9,7 @@ import click
 import basaltmq
 from basaltmq.cli.output import progress_line, show
 from basaltmq.embedded.database import LOG
+from basaltmq.embedded.mending import mend_planes
 from basaltmq.log.verify import verify_log
 from basaltmq.store import checkpoint as backups
 from basaltmq.store.directory import CHECKSUMS, read_marker
@@ -109,14 +110,26 @@ def restore(source: Path, target: Path) -> None:
 
 
 @store.command()
-@click.option("--accept-loss", is_flag=True, help="Required: what cannot be read is cut off and kept in quarantine.")
+@click.option("--accept-loss", is_flag=True, help="Change the store; without it, only say what would be lost.")
+@as_json
 @click.pass_obj
-def repair(data_dir: Path, accept_loss: bool) -> None:
-    """Make a damaged store open again, at the cost of what cannot be read. Restore a backup instead if you have one."""
-    if not accept_loss:
-        raise click.UsageError("a repair loses what cannot be read; say --accept-loss if that is what you want")
-    done = repair_store(data_dir)
-    show([{"done": line} for line in done], as_json=False, empty="nothing to repair")
+def repair(data_dir: Path, accept_loss: bool, as_json: bool) -> None:
+    """Make a damaged store open again, with every row that can be read. Restore a backup instead if you have one.
+
+    The damaged files and the list of all losses go to quarantine/. Exit code 2 if the store is not sound afterwards,
+    or without --accept-loss if it is not sound now.
+    """
+    outcome = repair_store(data_dir, accept_loss=accept_loss, mend=mend_planes, progress=progress_line("repair"))
+    rows = [{"kind": "done" if accept_loss else "would do", "what": line} for line in outcome.done]
+    rows += [{"kind": "lost" if accept_loss else "would be lost", "what": loss.line()} for loss in outcome.losses]
+    rows += [{"kind": "fault", "what": line} for line in outcome.remaining]
+    show(rows, as_json=as_json, empty="nothing to repair")
+    if outcome.kept is not None and not as_json:
+        click.echo(f"\nthe damaged files and the list of all losses: {outcome.kept}")
+    if not accept_loss and rows:
+        click.echo("nothing was changed; run it again with --accept-loss to repair the store", err=True)
+    if outcome.remaining or (rows and not accept_loss):
+        raise SystemExit(FINDINGS)
 
 
 @store.command()

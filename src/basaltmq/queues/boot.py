@@ -24,7 +24,7 @@ from basaltmq.store.families import Family
 RESERVE_NS: Final = 1_000_000_000
 """A second: one more row a second while messages come in, and places at most that far ahead after a crash."""
 
-_PLACE_ROW: Final = b"queue_place"
+PLACE_ROW: Final = b"queue_place"
 _CLEAN_ROW: Final = b"queue_clean"
 _PLACE: Final = Struct(">Q")
 _PLACE_BITS: Final = 63
@@ -32,6 +32,10 @@ _PLACE_BITS: Final = 63
 
 _PLACE_AND_ID_BYTES: Final = 24
 """The end of a message's key."""
+
+
+def encode_place(place_ns: int) -> bytes:
+    return _PLACE.pack(place_ns)
 
 
 class Places:
@@ -52,11 +56,11 @@ class Places:
         A place that cannot be read, or that is further ahead than any clock, is found again from the messages. A clean
         row that cannot be read is no clean end.
         """
-        row = store.get(Family.VERSION, _PLACE_ROW)
+        row = store.get(Family.VERSION, PLACE_ROW)
         last_ns: int = _PLACE.unpack(row)[0] if row is not None and len(row) == _PLACE.size else 0
         if row is not None and (len(row) != _PLACE.size or last_ns >> _PLACE_BITS):
             last_ns = max(now_ns, last_place_ns(store))
-            suspects.note(Family.VERSION, _PLACE_ROW, row, f"the last place is damaged; places go on at {last_ns}")
+            suspects.note(Family.VERSION, PLACE_ROW, row, f"the last place is damaged; places go on at {last_ns}")
             return cls(last_ns, last_ns)
         clean = store.get(Family.VERSION, _CLEAN_ROW)
         if clean is None:
@@ -79,14 +83,14 @@ class Places:
     def _reserve(self, change: Change, until_ns: int) -> None:
         before_ns, self._reserved_ns = self._reserved_ns, until_ns
         change.undo(lambda: self._unreserve(before_ns))
-        change.batch.put(Family.VERSION, _PLACE_ROW, _PLACE.pack(until_ns))
+        change.batch.put(Family.VERSION, PLACE_ROW, _PLACE.pack(until_ns))
 
     def _unreserve(self, before_ns: int) -> None:
         self._reserved_ns = before_ns
 
     def close(self, batch: Batch) -> None:
         """Say in the last batch that it is the last."""
-        batch.put(Family.VERSION, _PLACE_ROW, _PLACE.pack(self.last_ns))
+        batch.put(Family.VERSION, PLACE_ROW, _PLACE.pack(self.last_ns))
         batch.put(Family.VERSION, _CLEAN_ROW, _PLACE.pack(self.crash_ns))
 
 

@@ -77,8 +77,8 @@ UNLISTED_MAX: Final = 64
 """Calls whose messages are looked for by where the first and the last of them are, one call after the other."""
 
 _BOOT_BITS: Final = 24
-_COUNT_BITS: Final = 40
-_BOOT_ROW: Final = b"queue_lease_boot"
+TOKEN_COUNT_BITS: Final = 40
+BOOT_ROW: Final = b"queue_lease_boot"
 _BOOT: Final = Struct(">I")
 _HEAD: Final = Struct(">BQQH")
 _PLACE_BYTES: Final = 24
@@ -92,27 +92,31 @@ def check_visibility(visibility_ms: int) -> None:
         )
 
 
+def encode_boot(boot: int) -> bytes:
+    return _BOOT.pack(boot)
+
+
 class Tokens:
     """Fencing tokens of one boot."""
 
     __slots__ = ("_next", "_start")
 
     def __init__(self, boot: int) -> None:
-        self._start = self._next = boot << _COUNT_BITS
+        self._start = self._next = boot << TOKEN_COUNT_BITS
 
     @classmethod
     def open(cls, store: Store, suspects: Suspects) -> Tokens:
         """Raise the boot number, durably."""
-        raw = store.get(Family.VERSION, _BOOT_ROW)
+        raw = store.get(Family.VERSION, BOOT_ROW)
         last = 0 if raw is None else _BOOT.unpack(raw)[0] if len(raw) == _BOOT.size else 1 << _BOOT_BITS
         if last >> _BOOT_BITS:
             last = _last_boot(store) + BOOTS_SKIPPED
-            suspects.note(Family.VERSION, _BOOT_ROW, raw, f"the boot number of leases is damaged; it goes on at {last}")
+            suspects.note(Family.VERSION, BOOT_ROW, raw, f"the boot number of leases is damaged; it goes on at {last}")
         boot = last + 1
         if boot >> _BOOT_BITS:
             raise StorageError(f"the store was opened {boot} times; its lease tokens are used up: move to a new store")
         batch = Batch()
-        batch.put(Family.VERSION, _BOOT_ROW, _BOOT.pack(boot))
+        batch.put(Family.VERSION, BOOT_ROW, _BOOT.pack(boot))
         store.write(batch)
         store.sync()
         return cls(boot)
@@ -130,7 +134,7 @@ def _last_boot(store: Store) -> int:
     boot = 0
     for key, _ in store.scan(Family.LEASE_CALLS):
         try:
-            boot = max(boot, decode_lease_call_key(key)[1] >> _COUNT_BITS)
+            boot = max(boot, decode_lease_call_key(key)[1] >> TOKEN_COUNT_BITS)
         except CorruptionError:
             continue
     return min(boot, (1 << _BOOT_BITS) - 2 * BOOTS_SKIPPED)

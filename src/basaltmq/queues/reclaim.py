@@ -149,6 +149,10 @@ def release(content: Content, change: Change, dead: list[Entry]) -> None:
     content.release(change, [(rows.body_of(e.row), e.key[-16:], e.flags) for e in dead if e.flags & APART])
 
 
+def encode_floor(floor_ns: int) -> bytes:
+    return _FLOOR.pack(floor_ns)
+
+
 def floors(store: Reader) -> dict[str, int]:
     """By name of a deleted queue: the place below which its rows are dead."""
     return {

@@ -169,7 +169,7 @@ def _mend_sound(path: Path, outcome: Repaired, mend: Mend | None, *, accept_loss
 def _mended(store: Store, losses: Losses, path: Path, mend: Mend) -> list[Loss]:
     found: list[Loss] = []
     for _ in range(ROUNDS_MAX):
-        more = mend(store, losses, path)
+        more = [loss for loss in mend(store, losses, path) if loss not in found]
         found += more
         if not more:
             return found

@@ -70,14 +70,14 @@ class Synced:
     @classmethod
     def decode(cls, raw: bytes) -> Synced | None:
         try:
-            *numbers, count = _SLOT.unpack_from(raw, _CRC.size)
+            generation, sequence, manifest, manifest_bytes, count = _SLOT.unpack_from(raw, _CRC.size)
             end = _CRC.size + _SLOT.size + count * _NUMBER.size
             logs = [_NUMBER.unpack_from(raw, at)[0] for at in range(_CRC.size + _SLOT.size, end, _NUMBER.size)]
         except struct_error:
             return None
         if _CRC.unpack_from(raw)[0] != google_crc32c.value(raw[_CRC.size : end]):
             return None
-        return cls(*numbers, tuple(logs))
+        return cls(generation, sequence, manifest, manifest_bytes, tuple(logs))
 
 
 def read_synced(directory: Path) -> Synced | None:

@@ -244,7 +244,7 @@ def _is_fragment(data: bytes, offset: int, next_block: int) -> bool:
         return False
     stored, length, _ = _HEADER.unpack_from(data, offset)
     end = offset + _HEADER_BYTES + length
-    return end <= min(next_block, len(data)) and stored == masked(google_crc32c.value(data[offset + 6 : end]))
+    return end <= min(next_block, len(data)) and bool(stored == masked(google_crc32c.value(data[offset + 6 : end])))
 
 
 def last_sequence(path: Path, scan: LogScan) -> int:

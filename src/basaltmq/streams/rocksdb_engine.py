@@ -61,7 +61,7 @@ from basaltmq.streams.rocksdb_cleaner import Cleaner
 from basaltmq.streams.shards import OFFSET_MAX, Engine, Recent, ShardConfig, ShardMeta, Shards
 from basaltmq.streams.watermark import Visible, Watermarks, done
 
-_TAIL: Final = Layout(">QQQq")
+TAIL: Final = Layout(">QQQq")
 
 TIME_NONE: Final = -(1 << 62)
 """The largest timestamp of a shard that never had a record."""
@@ -89,9 +89,9 @@ class Tail(Visible):
     def __init__(self, meta: ShardMeta, raw: bytes | None) -> None:
         next_offset, self.records, self.size_bytes, self.timestamp_max_ms = 0, 0, 0, TIME_NONE
         if raw is not None:
-            if len(raw) != _TAIL.size:
-                raise CorruptionError(f"the tail of shard {meta.number} has {len(raw)} bytes, not {_TAIL.size}")
-            next_offset, self.records, self.size_bytes, self.timestamp_max_ms = _TAIL.unpack(raw)
+            if len(raw) != TAIL.size:
+                raise CorruptionError(f"the tail of shard {meta.number} has {len(raw)} bytes, not {TAIL.size}")
+            next_offset, self.records, self.size_bytes, self.timestamp_max_ms = TAIL.unpack(raw)
         super().__init__(max(next_offset, meta.next_offset_min, meta.start_offset))
         self.number = meta.number
         self.start_offset = meta.start_offset
@@ -99,7 +99,7 @@ class Tail(Visible):
 
     def put(self, batch: Batch, next_offset: int, records: int, size_bytes: int, timestamp_max_ms: int) -> None:
         batch.put(
-            INDEX, keys.stream_tail_key(self.number), _TAIL.pack(next_offset, records, size_bytes, timestamp_max_ms)
+            INDEX, keys.stream_tail_key(self.number), TAIL.pack(next_offset, records, size_bytes, timestamp_max_ms)
         )
 
     def require(self) -> None:

@@ -140,7 +140,7 @@ class Views:
         directory.mkdir()
         self._directories.append(directory)
         without = without | self.missing()
-        names = self.tables or {**self._files.tables, **self._files.blobs}
+        names = list(self.tables) or [*self._files.tables, *self._files.blobs]
         for name in names:
             path = self._mended.get(name, self._files.database / name)
             if name not in without and path.exists():

@@ -1,0 +1,385 @@
+"""The rows of the streams brought in line with each other, after a repair that could not read all of them.
+
+    shard rows       the name of a shard is made again from its row; its row from its name, its topic and what the log
+                     or the records still tell of it
+    topics           one whose object is lost comes back under its name, with the settings of its shards; a partition
+                     without a shard gets an empty one
+    shard counter    above every number that anything tells of, frames of the log included: bytes of a lost shard must
+                     not be taken for those of a new one (promise P10)
+    record index     of the engine `rocksdb`: made again from the records
+    groups           offsets of topics that are gone are removed; the list of groups by topic is made again
+
+The index of the log is not made here: a repair leaves it out, and the engine builds it from the log when it is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from struct import Struct
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+from basaltmq.catalog.kinds import Kind
+from basaltmq.catalog.record import NAME, ROOT, ConfiguredRecord, StoredValue, decode_value, encode_parent, encode_value
+from basaltmq.errors import BasaltError, CorruptionError
+from basaltmq.log.frame import COLUMNAR, KAFKA
+from basaltmq.log.lane_view import LaneView
+from basaltmq.log.recovery import scan
+from basaltmq.store import keys
+from basaltmq.store.api import Store
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+from basaltmq.store.salvage.losses import Losses
+from basaltmq.store.salvage.naming import Loss
+from basaltmq.streams.record_row import decode_row
+from basaltmq.streams.rocksdb_engine import TAIL, TIME_NONE, index_rows
+from basaltmq.streams.shards import OFFSET_MAX, SHADOW, SHARD_FIRST, Engine, ShardMeta
+from basaltmq.streams.topics import TopicConfig, TopicState
+
+BATCH_ROWS: Final = 1000
+"""Rows changed in one write."""
+
+_NUMBER: Final = Struct(">Q")
+_INDEX_END: Final = b"\xff" * 40
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the log or the records tell of a shard."""
+
+    lane: int = 0
+    first: int = 0
+    following: int = 0
+
+
+@dataclass(slots=True)
+class _Shards:
+    """The shard rows."""
+
+    rows: dict[int, ShardMeta] = field(default_factory=dict)
+    names: dict[tuple[UUID, int], int] = field(default_factory=dict)
+    last: int = 0
+
+
+def mend_streams(store: Store, losses: Losses, log: Path, now_ms: int) -> list[Loss]:
+    """Bring the rows of the streams in line; what that cost. `log` is the directory of the lanes."""
+    mending = _Mending(store, losses, log, now_ms)
+    mending.run()
+    return mending.found
+
+
+class _Mending:
+    """One pass."""
+
+    def __init__(self, store: Store, losses: Losses, log: Path, now_ms: int) -> None:
+        self._store = store
+        self._losses = losses
+        self._log = log
+        self._now_ms = now_ms
+        self._batch = Batch()
+        self._shards = _Shards()
+        self._topics: dict[UUID, tuple[str, TopicState]] = {}
+        self._seen: dict[int, _Seen] | None = None
+        self.found: list[Loss] = []
+
+    def run(self) -> None:
+        if self._losses.hit(Family.SHARDS, Family.CONFIGURED_OBJECTS):
+            self._read()
+            self._name_shards()
+            self._restore_shards()
+            self._restore_topics()
+            self._fill_partitions()
+            self._counter()
+            self._flush()
+        if self._losses.hit(Family.STREAM_RECORDS, Family.STREAM_RECORD_INDEX, Family.SHARDS):
+            self._records()
+        if self._losses.hit(Family.CONSUMER_OFFSETS, Family.TOPIC_GROUPS, Family.CONFIGURED_OBJECTS):
+            self._groups()
+        self._flush()
+
+    def _read(self) -> None:
+        for key, raw in self._store.scan(Family.CONFIGURED_OBJECTS):
+            try:
+                object_id = keys.decode_configured_key(key)
+                self._know_topic(object_id, decode_value(raw, object_id))
+            except BasaltError:
+                continue
+        shards = self._shards
+        for key, raw in self._store.scan(Family.SHARDS):
+            kind = key[:1]
+            try:
+                if kind == b"S":
+                    number = keys.decode_shard_key(key)
+                    shards.rows[number] = ShardMeta.decode(number, raw)
+                    shards.last = max(shards.last, number)
+                elif kind == b"M":
+                    number = int(_NUMBER.unpack(raw)[0])
+                    shards.names[keys.decode_shard_name_key(key)] = number
+                    shards.last = max(shards.last, number)
+                elif kind in (b"X", b"Y"):
+                    shards.last = max(shards.last, int.from_bytes(key[1:], "big"))
+            except (BasaltError, ValueError):
+                self._batch.delete(Family.SHARDS, key)
+
+    def _know_topic(self, object_id: UUID, value: StoredValue) -> None:
+        if value.type != Kind.TOPIC:
+            return
+        try:
+            state = msgspec.convert(value.attributes, TopicState)
+        except msgspec.ValidationError:
+            return
+        self._topics[object_id] = (str(value.attributes.get(NAME, object_id)), state)
+
+    def _name_shards(self) -> None:
+        """A shard that serves a partition is found by its name."""
+        for number, meta in self._shards.rows.items():
+            at = (meta.topic_id, meta.partition)
+            if not meta.flags & SHADOW and at not in self._shards.names:
+                self._name(at, number)
+
+    def _name(self, at: tuple[UUID, int], number: int) -> None:
+        self._shards.names[at] = number
+        self._put(Family.SHARDS, keys.shard_name_key(*at), _NUMBER.pack(number))
+
+    def _restore_shards(self) -> None:
+        """A shard that has a name and no row gets one."""
+        for (topic_id, partition), number in list(self._shards.names.items()):
+            if number in self._shards.rows:
+                continue
+            known = self._topics.get(topic_id)
+            if known is None:
+                del self._shards.names[topic_id, partition]
+                self._batch.delete(Family.SHARDS, keys.shard_name_key(topic_id, partition))
+                continue
+            self._add_row(number, topic_id, partition, known[1].config)
+            text = f"the row of partition {partition} is lost and was made again; records removed before may reappear"
+            self.found.append(_loss(f"topic {known[0]!r}", text))
+
+    def _add_row(self, number: int, topic_id: UUID, partition: int, config: TopicConfig) -> None:
+        seen = self._tell_of(number)
+        following = max(seen.following, self._committed(topic_id, partition))
+        meta = ShardMeta(
+            number,
+            topic_id.bytes,
+            partition,
+            config.engine,
+            config.of_shard(),
+            seen.lane,
+            0,
+            seen.first,
+            following,
+            self._now_ms,
+        )
+        self._shards.rows[number] = meta
+        self._put(Family.SHARDS, keys.shard_key(number), meta.encode())
+
+    def _restore_topics(self) -> None:
+        """Shards of a topic that is not there: it is lost, or it was deleted."""
+        names = {
+            UUID(bytes=raw): (keys.decode_object_name_key(key)[0], keys.decode_object_name_key(key)[2])
+            for key, raw in self._store.scan(Family.OBJECT_NAMES)
+            if len(raw) == 16 and keys.decode_object_name_key(key)[1] == Kind.TOPIC
+        }
+        lost: dict[UUID, list[int]] = {}
+        for (topic_id, _), number in self._shards.names.items():
+            if topic_id not in self._topics:
+                lost.setdefault(topic_id, []).append(number)
+        for topic_id, numbers in lost.items():
+            parent, name = names.get(topic_id, (ROOT, f"recovered-{topic_id}"))
+            key = keys.configured_key(topic_id)
+            if not self._losses.may_cover(Family.CONFIGURED_OBJECTS, key):
+                continue
+            if parent != ROOT:
+                link = keys.hierarchy_key(topic_id, Kind.VHOST)
+                self._put(Family.CONFIGURED_OBJECT_HIERARCHY, link, encode_parent(parent))
+            metas = [self._shards.rows[number] for number in numbers]
+            config = _topic_config(metas)
+            state = TopicState(config)
+            attributes = {**msgspec.to_builtins(state), NAME: name}
+            self._put(Family.CONFIGURED_OBJECTS, key, encode_value(ConfiguredRecord(topic_id, Kind.TOPIC, attributes)))
+            self._topics[topic_id] = (name, state)
+            text = "its settings are lost; it has those of its partitions now, check them"
+            self.found.append(_loss(f"topic {name!r}", text, str(topic_id)))
+
+    def _fill_partitions(self) -> None:
+        """Every partition has a shard."""
+        for topic_id, (name, state) in self._topics.items():
+            for partition in range(state.config.partitions):
+                if (topic_id, partition) not in self._shards.names:
+                    number = max(self._shards.last, *self._tell_all(), SHARD_FIRST - 1) + 1
+                    self._shards.last = number
+                    self._name((topic_id, partition), number)
+                    self._add_row(number, topic_id, partition, state.config)
+                    text = f"the shard of partition {partition} is lost, and its records with it; it is empty now"
+                    self.found.append(_loss(f"topic {name!r}", text, str(topic_id)))
+
+    def _counter(self) -> None:
+        following = max(self._shards.last, *self._tell_all(), SHARD_FIRST - 1) + 1
+        raw = self._store.get(Family.SHARDS, keys.SHARD_COUNTER_KEY)
+        next_number = int.from_bytes(raw or b"", "big")
+        if next_number < following and (raw is not None or following > SHARD_FIRST):
+            self._put(Family.SHARDS, keys.SHARD_COUNTER_KEY, _NUMBER.pack(following))
+
+    def _tell_all(self) -> tuple[int, ...]:
+        return (0, *self._look())
+
+    def _tell_of(self, number: int) -> _Seen:
+        seen = self._look().get(number, _Seen())
+        return _Seen(seen.lane, min(seen.first, seen.following), seen.following)
+
+    def _look(self) -> dict[int, _Seen]:
+        """What the lanes and the records tell of shards, read once."""
+        if self._seen is None:
+            self._seen = {}
+            for lane, shard, first, following in self._frames():
+                seen = self._seen.get(shard)
+                if seen is None:
+                    self._seen[shard] = _Seen(lane, first, following)
+                else:
+                    seen.first, seen.following = min(seen.first, first), max(seen.following, following)
+            for shard in self._shards_with_records():
+                start, end = keys.prefix_range(shard.to_bytes(8, "big"))
+                first_key = next(iter(self._store.scan(Family.STREAM_RECORDS, start, end)))[0]
+                last_key = next(iter(self._store.scan(Family.STREAM_RECORDS, start, end, reverse=True)))[0]
+                self._seen[shard] = _Seen(
+                    0, keys.decode_stream_record_key(first_key)[1], keys.decode_stream_record_key(last_key)[1] + 1
+                )
+        return self._seen
+
+    def _frames(self) -> Iterator[tuple[int, int, int, int]]:
+        if not self._log.is_dir():
+            return
+        for directory in sorted(each for each in self._log.iterdir() if each.is_dir() and each.name.isdecimal()):
+            try:
+                if not LaneView.exists(directory):
+                    continue
+                lane = LaneView(directory)
+            except CorruptionError:
+                # The engine says so when it is opened.
+                continue
+            try:
+                for found in scan(lane, lane.start):
+                    header = found.header
+                    if header.kind in (COLUMNAR, KAFKA):
+                        following = header.base_offset + header.last_delta + 1
+                        yield int(directory.name), header.shard, header.base_offset, following
+                    else:
+                        yield int(directory.name), header.shard, OFFSET_MAX, 0
+            finally:
+                lane.close()
+
+    def _shards_with_records(self) -> Iterator[int]:
+        start: bytes | None = b""
+        while start is not None:
+            row = next(iter(self._store.scan(Family.STREAM_RECORDS, start)), None)
+            if row is None:
+                return
+            shard = keys.decode_stream_record_key(row[0])[0]
+            yield shard
+            start = keys.prefix_range(shard.to_bytes(8, "big"))[1]
+
+    def _committed(self, topic_id: UUID, partition: int) -> int:
+        """The highest offset a group committed: offsets below it were given out."""
+        found = 0
+        for key, raw in self._store.scan(Family.CONSUMER_OFFSETS):
+            _, whose, number = keys.decode_consumer_offset_key(key)
+            if whose == topic_id and number == partition and len(raw) >= 9:
+                found = max(found, int.from_bytes(raw[1:9], "big"))
+        return found
+
+    def _records(self) -> None:
+        """Index and tails of the engine that keeps records in the store."""
+        tails: dict[int, tuple[int, ...]] = {}
+        for key, raw in self._store.scan(Family.STREAM_RECORD_INDEX, *keys.prefix_range(b"N")):
+            if len(raw) == TAIL.size:
+                tails[keys.decode_stream_tail_key(key)] = TAIL.unpack(raw)
+        metas = {}
+        for key, raw in self._store.scan(Family.SHARDS, *keys.prefix_range(b"S")):
+            meta = ShardMeta.decode(keys.decode_shard_key(key), raw)
+            if meta.engine is Engine.ROCKSDB:
+                metas[meta.number] = meta
+        wipe = Batch()
+        wipe.delete_range(Family.STREAM_RECORD_INDEX, b"", _INDEX_END)
+        self._store.write(wipe)
+        for number, meta in metas.items():
+            self._index_shard(meta, tails.get(number))
+
+    def _index_shard(self, meta: ShardMeta, tail: tuple[int, ...] | None) -> None:
+        shard, config = meta.number, meta.config
+        records = size_bytes = 0
+        following = 0 if tail is None else tail[0]
+        newest_ms = TIME_NONE
+        for row_key, row in self._store.scan(Family.STREAM_RECORDS, *keys.prefix_range(shard.to_bytes(8, "big"))):
+            offset = keys.decode_stream_record_key(row_key)[1]
+            try:
+                record = decode_row(row_key, row)
+            except CorruptionError as error:
+                self._batch.delete(Family.STREAM_RECORDS, row_key)
+                self.found.append(_loss(f"shard {shard}", str(error)))
+                continue
+            records += 1
+            size_bytes += len(row)
+            following = max(following, offset + 1)
+            for index_key, value in index_rows(shard, offset, record, config):
+                self._put(Family.STREAM_RECORD_INDEX, index_key, value)
+            if record.timestamp_ms > newest_ms:
+                newest_ms = record.timestamp_ms
+                if config.index_times:
+                    self._put(Family.STREAM_RECORD_INDEX, keys.stream_time_key(shard, newest_ms, offset), b"")
+        if self._losses.hit(Family.STREAM_RECORDS, Family.STREAM_RECORD_INDEX):
+            following = max(following, self._committed(meta.topic_id, meta.partition))
+        newest_ms = newest_ms if tail is None else max(newest_ms, tail[3])
+        row = TAIL.pack(following, records, size_bytes, newest_ms)
+        self._put(Family.STREAM_RECORD_INDEX, keys.stream_tail_key(shard), row)
+
+    def _groups(self) -> None:
+        topics: dict[UUID, bool] = {}
+        for key, _ in self._store.scan(Family.CONSUMER_OFFSETS):
+            group, topic_id, _ = keys.decode_consumer_offset_key(key)
+            if topic_id not in topics:
+                raw = self._store.get(Family.CONFIGURED_OBJECTS, keys.configured_key(topic_id))
+                topics[topic_id] = raw is not None
+            if not topics[topic_id]:
+                self._batch.delete(Family.CONSUMER_OFFSETS, key)
+                continue
+            listed = keys.topic_group_key(topic_id, group)
+            if self._store.get(Family.TOPIC_GROUPS, listed) is None:
+                self._put(Family.TOPIC_GROUPS, listed, b"")
+
+    def _put(self, family: Family, key: bytes, value: bytes) -> None:
+        self._batch.put(family, key, value)
+        if len(self._batch) >= BATCH_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if len(self._batch):
+            self._store.write(self._batch)
+            self._batch = Batch()
+
+
+def _topic_config(metas: list[ShardMeta]) -> TopicConfig:
+    """The settings of a topic as its shards tell them."""
+    shard = metas[0].config
+    return TopicConfig(
+        partitions=max(meta.partition for meta in metas) + 1,
+        engine=metas[0].engine,
+        durability=shard.durability,
+        retention_ms=shard.retention_ms,
+        retention_bytes=shard.retention_bytes,
+        retention_records=shard.retention_records,
+        compact=shard.compact,
+        tombstone_retention_ms=shard.tombstone_retention_ms,
+        index_keys=shard.index_keys,
+        index_tags=shard.index_tags,
+        index_times=shard.index_times,
+        record_bytes_max=shard.record_bytes_max,
+        append_time=shard.append_time,
+    )
+
+
+def _loss(subject: str, text: str, topic_id: str = "") -> Loss:
+    return Loss(subject=subject, text=text, family=Family.SHARDS.label, ids=[topic_id] if topic_id else [])
