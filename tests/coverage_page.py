@@ -93,6 +93,8 @@ IDS: Final = {
     "P9": "Start-up cost follows what changed",
     "P10": "Deleted is gone",
     "P11": "One vhost's failure stays its own",
+    "P13": "No client delays another by more than 100 ms",
+    "P14": "No one is administrator by default",
 }
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import ipaddress
+import math
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
@@ -52,7 +53,7 @@ class _Failures:
         """When the next attempt may be made."""
 
     def count_at(self, now_s: float) -> float:
-        return self.count * 0.5 ** ((now_s - self.seen_s) / HALF_LIFE_S)
+        return self.count * math.exp2((self.seen_s - now_s) / HALF_LIFE_S)
 
 
 class _Table:

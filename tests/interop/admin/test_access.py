@@ -52,6 +52,21 @@ def raw(broker: Broker, target: str, **headers: str) -> tuple[int, dict[str, str
     return answer
 
 
+def test_guessing_a_password_is_slowed_down_and_others_go_on(broker: Broker) -> None:
+    wrong = "Basic " + base64.b64encode(b"victim:wrong").decode()
+    seen = []
+    for _ in range(12):
+        status, answered, body = raw(broker, "/api/overview", Authorization=wrong)
+        seen.append(status)
+        if status == 429:
+            assert int(answered["retry-after"]) >= 1
+            assert "too many failed logins" in json.loads(body)["reason"]
+            break
+    assert seen[:3] == [401, 401, 401]
+    assert seen[-1] == 429, seen
+    assert raw(broker, "/api/overview", Authorization=GUEST)[0] == 200, "another user at the same address"
+
+
 def test_strangers_get_401_and_a_challenge(broker: Broker) -> None:
     for headers in ({}, {"Authorization": "Basic !!!"}, {"Authorization": "Bearer x"}, {"Authorization": "Basic eA=="}):
         status, answered, body = raw(broker, "/api/overview", **headers)

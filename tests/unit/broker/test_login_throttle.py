@@ -43,7 +43,7 @@ class World:
 
 
 def run(test: Callable[[World], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(World()), 30))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(test(World()), 30))
 
 
 def test_the_delay_grows_to_a_cap_and_decays() -> None:
