@@ -93,8 +93,10 @@ IDS: Final = {
     "P9": "Start-up cost follows what changed",
     "P10": "Deleted is gone",
     "P11": "One vhost's failure stays its own",
+    "P12": "Delivery comes first",
     "P13": "No client delays another by more than 100 ms",
     "P14": "No one is administrator by default",
+    "P15": "Ownership is fenced",
 }
 
 
