@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from basaltmq.embedded.disk import DiskGuard, DiskLimits
 from basaltmq.embedded.queue import EmbeddedQueue
 from basaltmq.embedded.queues import OpenQueues
 from basaltmq.embedded.topic import EmbeddedTopic
@@ -77,6 +78,8 @@ class Settings:
     """Tell the system topic `__events` what happens to messages in queues; None for not at all."""
     clock_ns: Callable[[], int] = time.time_ns
     """The clock of the queues, whose places and deadlines are finer than milliseconds."""
+    disk: DiskLimits = field(default_factory=DiskLimits)
+    """When producers are refused for want of space."""
 
 
 class Basalt:
@@ -93,12 +96,14 @@ class Basalt:
         self._cleaning = threading.Lock()
         self._checkpointed_bytes = 0
         self._queues: OpenQueues | None = None
+        self._disk = DiskGuard(path, store, _Log(streams, self._cleaning), settings.disk)
         self._maintenance = threading.Thread(target=self._maintain, name="basalt-maintenance", daemon=True)
         self._maintenance.start()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, create: bool = True, settings: Settings | None = None) -> Basalt:
         settings = settings or Settings()
+        settings.disk.check()
         where = Path(path)
         store = open_store(where, create=create, options=settings.store)
         try:
@@ -152,7 +157,10 @@ class Basalt:
                     # Another thread was faster; what it made is checked below.
                     found = self.streams.topics.get(name)
         _require_same(found, config, given)
-        return EmbeddedTopic(self.streams, name, self._arrivals, self._settings.clock_ms)
+        return self._topic(name)
+
+    def _topic(self, name: str) -> EmbeddedTopic:
+        return EmbeddedTopic(self.streams, name, self._arrivals, self._settings.clock_ms, self._disk.admit)
 
     def topics(self) -> Iterator[EmbeddedTopic]:
         """Every topic, in the order of names."""
@@ -160,7 +168,7 @@ class Basalt:
         while True:
             page = self.streams.topics.page(start_after=after, limit=PAGE)
             for topic in page.topics:
-                yield EmbeddedTopic(self.streams, topic.name, self._arrivals, self._settings.clock_ms)
+                yield self._topic(topic.name)
             if page.next_after is None:
                 return
             after = page.next_after
@@ -194,12 +202,12 @@ class Basalt:
     def transaction(self) -> Transaction:
         """Enqueues and acks over any queues that happen together, or not at all: `with db.transaction() as tx: ...`."""
         queues = self._open_queues()
-        return Transaction(queues.plane, queues.commit)
+        return Transaction(queues.plane, queues.commit, self._disk.admit)
 
     @property
     def xa(self) -> Xa:
         """Branches of distributed transactions over the queues."""
-        return Xa(lambda: self.queue_plane)
+        return Xa(lambda: self.queue_plane, self._disk.admit)
 
     def _open_queues(self) -> OpenQueues:
         with self._closing:
@@ -213,7 +221,7 @@ class Basalt:
         told = self._settings.events
         events = None if told is None else EventWriter(self.streams, told)
         try:
-            return OpenQueues(self.store, self._settings.clock_ns, events)
+            return OpenQueues(self.store, self._settings.clock_ns, events, self._disk.admit)
         except BaseException:
             if events is not None:
                 events.close()
@@ -256,6 +264,7 @@ class Basalt:
             with ExitStack() as last_first:
                 last_first.callback(self.store.close)
                 last_first.callback(self.streams.close)
+                last_first.callback(self._disk.close)
                 if self._queues is not None:
                     last_first.callback(self._queues.close)
 
@@ -274,6 +283,7 @@ class Basalt:
                 with self._cleaning:
                     self.streams.engines.retain(self._settings.clock_ms())
                     self._checkpoint()
+                self._disk.maintain()
             except BasaltError as error:
                 # The next call of the user meets the same error; until then the log has it, once.
                 if str(error) != said:
@@ -290,6 +300,25 @@ class Basalt:
                 if end - self._checkpointed_bytes >= CHECKPOINT_LOG_BYTES:
                     engine.checkpoint()
                     self._checkpointed_bytes = end
+
+
+class _Log:
+    """The log as it counts with the store."""
+
+    def __init__(self, streams: StreamPlane, cleaning: threading.Lock) -> None:
+        self._streams = streams
+        self._cleaning = cleaning
+
+    def _engines(self) -> list[SegmentEngine]:
+        return [engine for engine in self._streams.engines.in_use() if isinstance(engine, SegmentEngine)]
+
+    def log_bytes(self) -> int:
+        return sum(engine.log_bytes() for engine in self._engines())
+
+    def reclaim(self, is_enough: Callable[[], bool]) -> None:
+        with self._cleaning:
+            for engine in self._engines():
+                engine.reclaim(is_enough)
 
 
 def _segment_engine(

@@ -50,8 +50,10 @@ PEEK: Final = 100
 class EmbeddedQueue:
     """One queue. Cheap to make; holds no state of its own."""
 
-    def __init__(self, plane: QueuePlane, commit: GroupCommit, name: str) -> None:
+    def __init__(self, plane: QueuePlane, commit: GroupCommit, name: str, admit: Callable[[], None]) -> None:
+        """`admit` raises if there is no room for what producers write."""
         self.name = name
+        self._admit = admit
         self._plane = plane
         self._commit = commit
 
@@ -98,6 +100,7 @@ class EmbeddedQueue:
         Many messages that need more than a payload are `Draft`s, each with its own fields. A message whose `dedup_id`
         is known in the queue's window is not added; its id is that of the first.
         """
+        self._admit()
         drafts, is_one = drafts_of(message, fields)
         ids = self._plane.enqueue(self.name, drafts, durability=_level(durability))
         return ids[0] if is_one else ids
@@ -240,6 +243,7 @@ class EmbeddedQueue:
 
     async def enqueue_async(self, message: Any, *, durability: Durability | str | None = None, **fields: Any) -> Any:
         """As `enqueue`; waiting for the disk holds no thread, so any number of these share its syncs."""
+        self._admit()
         drafts, is_one = drafts_of(message, fields)
         level = _level(durability)
 

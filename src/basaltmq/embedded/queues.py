@@ -44,8 +44,12 @@ _log = logging.getLogger("basaltmq")
 class OpenQueues:
     """An open queue plane with its thread."""
 
-    def __init__(self, store: Store, clock_ns: Callable[[], int], events: EventWriter | None = None) -> None:
+    def __init__(
+        self, store: Store, clock_ns: Callable[[], int], events: EventWriter | None, admit: Callable[[], None]
+    ) -> None:
+        """`admit` raises if there is no room for what producers write."""
         self._clock_ns = clock_ns
+        self._admit = admit
         self._changed = threading.Event()
         self._closing = False
         self.commit = GroupCommit(store)
@@ -94,7 +98,7 @@ class OpenQueues:
         return self.handle(name)
 
     def handle(self, name: str) -> EmbeddedQueue:
-        return EmbeddedQueue(self.plane, self.commit, name)
+        return EmbeddedQueue(self.plane, self.commit, name, self._admit)
 
     def all(self) -> Iterator[EmbeddedQueue]:
         """Every queue, in the order of names."""

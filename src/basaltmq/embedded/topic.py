@@ -40,7 +40,16 @@ class Position(msgspec.Struct, frozen=True):
 class EmbeddedTopic:
     """One topic. Cheap to make; holds no state of its own."""
 
-    def __init__(self, streams: StreamPlane, name: str, arrivals: Arrivals, clock_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        streams: StreamPlane,
+        name: str,
+        arrivals: Arrivals,
+        clock_ms: Callable[[], int],
+        admit: Callable[[], None],
+    ) -> None:
+        """`admit` raises if there is no room for what producers write."""
+        self._admit = admit
         self.name = name
         self._clock_ms = clock_ms
         self._streams = streams
@@ -102,6 +111,7 @@ class EmbeddedTopic:
         The partition is the one given, or that of the key's hash, or the next in turn. Many records are one atomic
         append per partition. Arrow: a column `value`, and as wanted key, headers, tags, timestamp, expire_at.
         """
+        self._admit()
         level = None if durability is None else _level(durability)
         _whole("a partition", partition)
         if isinstance(value, bytes | str | bytearray | memoryview):

@@ -55,13 +55,16 @@ class Gathering(Protocol):
 class QueueWork:
     """What can be done inside of a transaction or branch."""
 
-    def __init__(self, plane: QueuePlane, target: Gathering) -> None:
+    def __init__(self, plane: QueuePlane, target: Gathering, admit: Callable[[], None]) -> None:
+        """`admit` raises if there is no room for what producers write."""
         self._plane = plane
         self._target = target
+        self._admit = admit
         self._acked: list[Leased] = []
 
     def enqueue(self, queue: str | EmbeddedQueue, message: Any, **fields: Any) -> None:
         """One message or many for a queue, as `EmbeddedQueue.enqueue` takes them."""
+        self._admit()
         self._target.enqueue(_name(queue), drafts_of(message, fields)[0])
 
     def ack(self, messages: Held) -> int:
@@ -107,10 +110,10 @@ class QueueWork:
 class Transaction(QueueWork):
     """A transaction over queues. Made by `Basalt.transaction`."""
 
-    def __init__(self, plane: QueuePlane, commit: GroupCommit) -> None:
+    def __init__(self, plane: QueuePlane, commit: GroupCommit, admit: Callable[[], None]) -> None:
         self._transaction: QueueTransaction = plane.transaction()
         self._group = commit
-        super().__init__(plane, self._transaction)
+        super().__init__(plane, self._transaction, admit)
 
     @property
     def state(self) -> State:
@@ -167,8 +170,8 @@ class Transaction(QueueWork):
 class BranchSession(QueueWork):
     """Work in a branch. Made by `Xa.begin`; as a context manager it ends, and dooms the branch if the block raises."""
 
-    def __init__(self, plane: QueuePlane, session: XaSession) -> None:
-        super().__init__(plane, session)
+    def __init__(self, plane: QueuePlane, session: XaSession, admit: Callable[[], None]) -> None:
+        super().__init__(plane, session, admit)
         self._session = session
         self.xid = session.xid
 
@@ -192,13 +195,14 @@ class BranchSession(QueueWork):
 class Xa:
     """Branches of distributed transactions over the queues of a store."""
 
-    def __init__(self, plane: Callable[[], QueuePlane]) -> None:
+    def __init__(self, plane: Callable[[], QueuePlane], admit: Callable[[], None]) -> None:
         self._plane = plane
+        self._admit = admit
 
     def begin(self, xid: Xid, *, join: bool = False) -> BranchSession:
         """Work in a branch: a fresh one, or one that others work in (`join`)."""
         plane = self._plane()
-        return BranchSession(plane, plane.xa.begin(xid, join=join))
+        return BranchSession(plane, plane.xa.begin(xid, join=join), self._admit)
 
     def prepare(self, xid: Xid) -> Vote:
         """Make a branch survive until it is decided; a read-only one is finished with this."""

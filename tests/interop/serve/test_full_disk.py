@@ -6,7 +6,6 @@ Needs the right to mount a tmpfs.
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any, Self
 import pika
 import pika.exceptions
 import pytest
+from tests.fixtures.small_disk import MIB, fill, small_disk_at
 from tests.interop.serve.test_bad_days import eventually, refused
 from tests.interop.server import Broker, running
 
@@ -23,28 +23,17 @@ from basaltmq.cli.api_client import path
 from basaltmq.errors import RemoteError
 from basaltmq.store.reserve import NAME as RESERVE
 
-MIB = 1 << 20
 BODY_BYTES = 128 << 10
 WAIT_S = 60.0
 ALARMS = path("health", "checks", "alarms")
 LOW = "low on disk"
-pytestmark = [pytest.mark.spec("A11"), pytest.mark.promise("P8", "P12")]
+pytestmark = [pytest.mark.spec("A11"), pytest.mark.promise("P8")]
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """An empty file system of 192 MiB."""
-    where = tmp_path / "data"
-    where.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=192m", "tmpfs", where], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a tmpfs: {mounted.stderr.decode(errors='replace').strip()}")
-    try:
+    with small_disk_at(tmp_path / "data", 192 * MIB) as where:
         yield where
-    finally:
-        subprocess.run(["umount", "--lazy", where], check=True)
 
 
 class Publishing:
@@ -191,15 +180,6 @@ def test_a_virtual_host_waits_for_space_that_comes_from_outside(small_disk: Path
             publishing.end()
             drain(broker, "jobs", set(publishing.confirmed))
             assert "stays down" not in broker.log()
-
-
-def fill(file: Path) -> None:
-    """Take what space there is."""
-    with open(file, "ab", buffering=0) as target, contextlib.suppress(OSError):
-        while target.write(bytes(MIB)) == MIB:
-            pass
-        while target.write(bytes(4096)):
-            pass
 
 
 @pytest.mark.promise("P1")

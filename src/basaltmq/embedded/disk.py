@@ -1,0 +1,99 @@
+"""Limits of an embedded store on the disk: producers are refused below them, consumers never.
+
+`admit` comes before every write of a producer. It asks the disk at most every LOOK_INTERVAL_S, so that a program that
+writes fast stops before a write fails: after a write that met a full disk the store must be opened again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from basaltmq.errors import BasaltError, DiskFullError, InvalidConfigError
+from basaltmq.store.families import MIB
+from basaltmq.store.free_space import FreeSpace, free_bytes
+from basaltmq.store.reclaim import Beside, Reclaimer
+from basaltmq.store.rocks import RocksStore
+from basaltmq.store.size import SizeGuard
+
+LOOK_INTERVAL_S: Final = 0.02
+"""A program that writes 1 GB/s writes 20 MB meanwhile, less than the default limit leaves free."""
+
+UNDERFULL: Final = 0.9
+"""The part of its size limit that a store shrinks to before producers go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskLimits:
+    """How much of the disk a store may use."""
+
+    free_min_bytes: int = 64 * MIB
+    """Free space of the disk below which producers get DiskFullError; 0 for no limit."""
+    size_max_bytes: int = 0
+    """Size of store and log above which producers get StoreOverfullError until it shrinks; 0 for no limit."""
+
+    def check(self) -> None:
+        for name in ("free_min_bytes", "size_max_bytes"):
+            if getattr(self, name) < 0:
+                raise InvalidConfigError(f"{name} is 0 or more, not {getattr(self, name)}")
+
+
+class DiskGuard:
+    """Guards one store. Any thread may call it."""
+
+    def __init__(
+        self,
+        path: Path,
+        store: RocksStore,
+        log: Beside,
+        limits: DiskLimits,
+        *,
+        free: Callable[[Path], int] = free_bytes,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path = path
+        self._free = free
+        self._clock_s = clock_s
+        self._space = FreeSpace(path, free_min_bytes=lambda: limits.free_min_bytes, free=free)
+        self._reclaimer = Reclaimer(store, log)
+        self._reason: str | None = None
+        self._due_s = 0.0
+        self._size: SizeGuard | None = None
+        if limits.size_max_bytes:
+            size_max = limits.size_max_bytes
+            self._size = SizeGuard(
+                store, overfull_bytes=size_max, underfull_bytes=int(size_max * UNDERFULL), beside=log
+            )
+
+    def admit(self) -> None:
+        """A producer is about to write: DiskFullError or StoreOverfullError if there is no room."""
+        now_s = self._clock_s()
+        if now_s >= self._due_s:
+            self._due_s = now_s + LOOK_INTERVAL_S
+            self._look()
+        if self._reason is not None:
+            raise DiskFullError(f"{self._reason}; free some space, or consume messages, then try again")
+        if self._size is not None:
+            self._size.admit()
+
+    def maintain(self) -> None:
+        """Reclaim space while there is too little. From the thread that runs retention, between its steps."""
+        self._look()
+        if self._space.is_low:
+            self._reclaimer.step(self._space.has_room, lambda: self._free(self._path))
+
+    def close(self) -> None:
+        if self._size is not None:
+            self._size.close()
+
+    def _look(self) -> None:
+        try:
+            self._reason = self._space.look()
+            if self._size is not None:
+                self._size.measure()
+        except (OSError, BasaltError):
+            # What is wrong with the disk or the store, the write itself says.
+            self._reason = None
