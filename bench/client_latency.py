@@ -37,6 +37,7 @@ from bench.row import Row
 from pika import spec
 
 from basaltmq.cli.api_client import GUEST, ApiClient
+from basaltmq.errors import BasaltError
 
 START_S: Final = 60.0
 STOP_S: Final = 60.0
@@ -70,8 +71,12 @@ def run() -> list[Row]:
         flush=True,
     )
     for name in names:
-        with tempfile.TemporaryDirectory(prefix="basalt-bench-latency-") as folder:
-            waits, loop_s = _measure(Path(folder), SCENARIOS[name])
+        try:
+            with tempfile.TemporaryDirectory(prefix="basalt-bench-latency-") as folder:
+                waits, loop_s = _measure(Path(folder), SCENARIOS[name])
+        except (AssertionError, BasaltError, OSError) as error:
+            print(f"{name:<34}  failed: {error!r:.80}", flush=True)
+            continue
         loop, answer, synced, disk, elapsed = (max(each, default=0.0) for each in waits)
         p99 = _p99(waits.answer)
         figures = "".join(f"{each:8.0f}" for each in (loop, answer, p99, synced, disk, elapsed))

@@ -315,11 +315,11 @@ def recover(target: Target) -> Iterator[None]:
 
 
 def tx_commit(target: Target) -> Iterator[None]:
-    """A transaction of 100,000 publishes."""
+    """A transaction of 10,000 publishes, which is the limit."""
     with target.wire() as wire:
         _declare(wire, "q")
         wire.call(1, spec.Tx.Select(), spec.Tx.SelectOk)
-        wire.write(publish_bytes("", "q", b"x" * 256, delivery_mode=PERSISTENT) * 100_000)
+        wire.write(publish_bytes("", "q", b"x" * 256, delivery_mode=PERSISTENT) * 10_000)
         wire.call(1, spec.Basic.Qos(0, 1), spec.Basic.QosOk)
         yield
         wire.call(1, spec.Tx.Commit(), spec.Tx.CommitOk)

@@ -24,6 +24,7 @@ from typing import Any
 from tests.fuzz.rounds import command, run_rounds
 from tests.unit.protocols.amqp091.wire import Frame, frames, handshake, publish
 
+from basaltmq.broker.loop_shares import LoopShares
 from basaltmq.broker.peer import Peer
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import AuthenticationError
@@ -107,7 +108,9 @@ class World:
             vhost=lambda _name: self.vhost,
             on_blocked=lambda _callback, _vhost: lambda: None,
         )
-        self.server = Server(node, limits=Limits(message_bytes_max=20_000, content_bytes_max=60_000))
+        limits = Limits(message_bytes_max=20_000, content_bytes_max=60_000)
+        # By this clock no input takes time: tests of shares bring their own.
+        self.server = Server(node, limits=limits, shares=LoopShares(clock_s=lambda: 0.0))
         for name in QUEUES:
             self.vhost.declare_queue(name, durable=name != "c")
 

@@ -30,6 +30,7 @@ from tests.fuzz.amqp091 import Transport, pieces
 from tests.fuzz.rounds import command, run_rounds
 from tests.interop.kafka.raw import batch_of, fetched, produced
 
+from basaltmq.broker.loop_shares import LoopShares
 from basaltmq.broker.peer import Peer
 from basaltmq.broker.scram import ScramCredential
 from basaltmq.broker.users import User
@@ -116,7 +117,7 @@ class World:
         settings = Settings(
             durability=Durability.WRITTEN, request_bytes_max=REQUEST_BYTES_MAX, access="loopback", handshake_s=WAIT_S
         )
-        self.server = Server(node, settings)
+        self.server = Server(node, settings, shares=LoopShares(clock_s=lambda: 0.0))
 
     def connect(self, host: str = "127.0.0.1") -> tuple[Connection, Socket]:
         connection, transport = Connection(self.server), Socket(host)

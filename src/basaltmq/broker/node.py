@@ -23,6 +23,7 @@ from basaltmq.broker.config import Config
 from basaltmq.broker.connections import Connections
 from basaltmq.broker.flow import Alarms, Listener, Watch
 from basaltmq.broker.loop_commit import LoopCommit
+from basaltmq.broker.loop_shares import LoopShares
 from basaltmq.broker.memory_limit import memory_bytes
 from basaltmq.broker.node_secret import node_secret
 from basaltmq.broker.permissions import Permissions
@@ -74,6 +75,7 @@ class Node:
         self.directories = VHostDirectories(config.data_dir)
         self.alarms = Alarms()
         self.connections = Connections()
+        self.shares = LoopShares()
         self.is_new = False
         self.quarantined: list[str] = []
         """What was found at open that belongs to no virtual host, a line each."""

@@ -52,6 +52,7 @@ class AmqpListener:
             limits=Limits.of(config.limits),
             cluster_name=config.name,
             connections_max=config.limits.connections_max,
+            shares=node.shares,
         )
         self._sockets = {section: sockets[section] for section in ("amqp", "amqps") if section in sockets}
         self._tls = tls
@@ -156,7 +157,8 @@ class FilaListener:
         )
         accounts = Accounts(self._node.users, self._node.permissions, vhost.name)
         desk = VHostDesk(self._node, vhost)
-        server = FilaServer(vhost.plane, vhost.commit, ApiKeys(vhost.store), accounts, options, desk=desk)
+        keys = ApiKeys(vhost.store)
+        server = FilaServer(vhost.plane, vhost.commit, keys, accounts, options, desk=desk, shares=self._node.shares)
         if self._sock is not None:
             self._sock.close()
             self._sock = None
@@ -190,6 +192,7 @@ class KafkaListener:
                 connections_max=config.limits.connections_max,
                 handshake_s=config.limits.handshake_timeout_ms / 1000,
             ),
+            shares=node.shares,
         )
         self._sock = sock
         self._tls = tls if settings.tls else None

@@ -120,7 +120,7 @@ def test_a_lost_node_store_is_not_taken_for_a_new_broker(tmp_path: Path, lost: s
     with_node(tmp_path, holds_all, recover=True)
 
     async def works(node: Node) -> None:
-        user = await node.users.authenticate("guest", "guest", peer_is_loopback=True)
+        user = await node.users.authenticate("guest", "guest", LOOPBACK)
         node.permissions.check(user, "/", "configure", "anything")
         assert node.vhosts() == list(VHOSTS)
 

@@ -93,6 +93,8 @@ class Connection(asyncio.Protocol):
         """The client does not read what waits for it."""
         self.received_bytes = self.sent_bytes = 0
         self.connected_at_ms = int(time.time() * 1000)
+        self.later_s = 0.0
+        """What the method that is being handled costs later in the turn."""
         self.silent_s = 0
         self.heard = False
         self.said = False
@@ -170,9 +172,10 @@ class Connection(asyncio.Protocol):
                     return self._publish(channel, event)
             case Received():
                 if event.channel:
+                    self.later_s = 0.0
                     self._channel_method(event.channel, event.method)
-                else:
-                    self._connection_method(event.method)
+                    return self.later_s
+                self._connection_method(event.method)
             case ChannelFailed():
                 _log.warning("%s: channel %d: %s", self.name, event.channel, event.fault)
                 self._end_channel(event.channel)

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from basaltmq.protocols.amqp091.errors import PRECONDITION_FAILED, ChannelFault
-
-PORTION: Final = 1000
-"""Deliveries settled in one batch: some ten milliseconds."""
 
 Source = TypeVar("Source")
 Taken: TypeAlias = tuple[int, Source, int, bytes]
@@ -56,25 +53,25 @@ class Unacked(Generic[Source]):
         self._low = max(self._low, tag + 1)
         return found
 
-    def is_long(self, tag: int) -> bool:
+    def is_long(self, tag: int, portion: int) -> bool:
         """Whether "all up to a tag" (0: everything) takes more than one portion."""
-        return (min(tag, self.last) if tag else self.last) - self._low >= PORTION
+        return (min(tag, self.last) if tag else self.last) - self._low >= portion
 
-    def take_portion(self, tag: int) -> tuple[list[Taken[Source]], bool]:
+    def take_portion(self, tag: int, portion: int) -> tuple[list[Taken[Source]], bool]:
         """Take out some of those up to a tag, in order; whether that were all."""
         stop = min(tag, self.last) + 1
-        until = min(stop, self._low + PORTION)
+        until = min(stop, self._low + portion)
         entries = self.entries
         found = [(each, *entries.pop(each)) for each in range(self._low, until) if each in entries]
         self._low = max(self._low, until)
         return found, until == stop
 
-    def detach(self) -> Iterator[list[Taken[Source]]]:
+    def detach(self, portion: int) -> Iterator[list[Taken[Source]]]:
         """Take everything, in portions that may be asked for later."""
         entries, self.entries = self.entries, {}
         self._low = self.last + 1
         rows = iter(entries.items())
-        return iter(lambda: [(tag, *entry) for tag, entry in islice(rows, PORTION)], [])
+        return iter(lambda: [(tag, *entry) for tag, entry in islice(rows, portion)], [])
 
     def put_back(self, taken: list[Taken[Source]]) -> None:
         """Undo a take: a transaction was rolled back."""

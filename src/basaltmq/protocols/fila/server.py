@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from basaltmq.broker.config import Tls
+from basaltmq.broker.loop_shares import LoopShares
 from basaltmq.broker.tls import reload_files, server_context
 from basaltmq.errors import InvalidConfigError
 from basaltmq.protocols.basalt_grpc.service import SERVICE as QUEUES_SERVICE
@@ -91,8 +92,10 @@ class FilaServer:
         *,
         desk: Desk | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
+        shares: LoopShares | None = None,
     ) -> None:
-        """`desk` is whoever owns the queues, by default the plane itself."""
+        """`desk` is whoever owns the queues, by default the plane itself; `shares` are the loop's, if it serves others
+        too."""
         desk = desk or PlaneDesk(plane)
         self._options = options = options or FilaOptions()
         loop = asyncio.get_running_loop()
@@ -127,6 +130,7 @@ class FilaServer:
             connections_max=options.connections_max,
             handshake_s=options.handshake_s,
             needs_admission=True,
+            shares=shares,
         )
 
     async def start(self) -> int:

@@ -2,19 +2,23 @@
 
 What is answered in one turn of the loop goes out in one write. A client that does not read is not read from, either, so
 what waits for it in the socket is bounded; what waits for its windows is bounded by refusing calls.
+
+Events are handled for a share of each turn of the loop (broker/loop_shares.py). The others wait for the next turn, and
+the socket is not read meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from basaltmq.protocols.grpc.call import ANSWER, Call
 from basaltmq.protocols.grpc.heads import RequestHead
 from basaltmq.protocols.grpc.status import Outcome, Status, trailer
 from basaltmq.protocols.http2.connection import Connection
-from basaltmq.protocols.http2.events import Broken, Data, Headers, Reset, Writable
+from basaltmq.protocols.http2.events import Broken, Data, Event, Headers, Reset, Writable
 from basaltmq.protocols.http2.fields import encode
 from basaltmq.protocols.http2.frames import Code
 from basaltmq.protocols.http2.sending import is_bulky
@@ -22,6 +26,9 @@ from basaltmq.protocols.http2.stream import Stream
 
 if TYPE_CHECKING:
     from basaltmq.protocols.grpc.server import GrpcServer
+
+READ_BYTES_LARGE: Final = 128 << 10
+"""After a read of this size the socket waits for the next turn: libuv repeats reads that fill its buffer."""
 
 WRITE_BYTES_HIGH: Final = 1 << 20
 """In the socket's buffer before a connection counts as one that does not read: some large answers."""
@@ -55,6 +62,9 @@ class ServerConnection(asyncio.Protocol):
         self.asked_s = 0.0
         """When it was last asked for a sign of life, and has not given one since."""
         self._transport: asyncio.Transport | None = None
+        self._events: deque[Event[RequestHead]] = deque()
+        self._is_behind = False
+        """Events are left for the next turn of the loop."""
         self._is_receiving = False
         self._is_scheduled = False
         self._held_bytes = 0
@@ -90,6 +100,10 @@ class ServerConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
+        self._events.clear()
+        if self._is_behind:
+            self._is_behind = False
+            self.server.shares.left()
         for call in list(self._calls):
             call.given_up()
         self._wake()
@@ -102,7 +116,7 @@ class ServerConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.is_paused = False
-        if self._transport is not None:
+        if self._transport is not None and not self._is_behind:
             self._transport.resume_reading()
         self._wake()
 
@@ -121,28 +135,57 @@ class ServerConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.heard_s = self.loop.time()
         self.asked_s = 0.0
+        self._events += self.core.receive(data)
+        if not self._is_behind:
+            self._take(is_large=len(data) >= READ_BYTES_LARGE)
+
+    def _take(self, *, is_large: bool = False) -> None:
+        """Handle events while the share of the turn lasts."""
+        shares = self.server.shares
+        shares.begin(was_behind=self._is_behind)
+        was_behind, self._is_behind = self._is_behind, False
         self._is_receiving = True
         try:
-            for event in self.core.receive(data):
-                kind = type(event)
-                if kind is Data:
-                    self._on_data(event)  # type: ignore[arg-type]
-                elif kind is Headers:
-                    self._on_headers(event)  # type: ignore[arg-type]
-                elif kind is Writable:
-                    self._on_writable(event)  # type: ignore[arg-type]
-                elif kind is Reset:
-                    self._on_reset(event)  # type: ignore[arg-type]
-                elif kind is Broken:
-                    self._on_broken(event)  # type: ignore[arg-type]
+            while self._events:
+                self._handle(self._events.popleft())
+                if shares.is_over():
+                    break
         except Exception:
             # Our fault, and this client's alone to feel.
             _log.exception("%s: a gRPC connection failed", self.peer)
+            self._events.clear()
             self.core.abandon(Code.INTERNAL_ERROR, "the broker failed; its log says how")
             self._hang_up()
         finally:
             self._is_receiving = False
+            self._is_behind = bool(self._events) or is_large
+            shares.end(has_more=self._is_behind)
+        if self._is_behind:
+            self.loop.call_soon(self._go_on)
+        if was_behind != self._is_behind and self._transport is not None and not self.is_paused:
+            if self._is_behind:
+                self._transport.pause_reading()
+            elif not self._transport.is_closing():
+                self._transport.resume_reading()
         self._flush()
+
+    def _go_on(self) -> None:
+        """The next turn of the loop."""
+        if self._is_behind:
+            self._take()
+
+    def _handle(self, event: Event[RequestHead]) -> None:
+        kind = type(event)
+        if kind is Data:
+            self._on_data(event)  # type: ignore[arg-type]
+        elif kind is Headers:
+            self._on_headers(event)  # type: ignore[arg-type]
+        elif kind is Writable:
+            self._on_writable(event)  # type: ignore[arg-type]
+        elif kind is Reset:
+            self._on_reset(event)  # type: ignore[arg-type]
+        elif kind is Broken:
+            self._on_broken(event)  # type: ignore[arg-type]
 
     def _on_data(self, event: Data) -> None:
         call = event.stream.owner

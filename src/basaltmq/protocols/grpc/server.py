@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from basaltmq.broker.loop_shares import LoopShares
 from basaltmq.protocols.grpc.connection import ServerConnection
 from basaltmq.protocols.grpc.heads import RequestHead
 from basaltmq.protocols.grpc.methods import Method
@@ -52,6 +53,7 @@ class GrpcServer:
         keepalive_s: float = KEEPALIVE_S,
         keepalive_timeout_s: float = KEEPALIVE_TIMEOUT_S,
         needs_admission: bool = False,
+        shares: LoopShares | None = None,
     ) -> None:
         """`methods` by path (/package.Service/Method); `outcome_of` says how a handler's error ends its call. With
         `needs_admission` a connection ends unless a method sets its `is_admitted` within `handshake_s`."""
@@ -65,6 +67,7 @@ class GrpcServer:
         self.handshake_s = handshake_s
         self.keepalive_s = keepalive_s
         self.keepalive_timeout_s = keepalive_timeout_s
+        self.shares = shares or LoopShares()
         self.loop = asyncio.get_running_loop()
         self.meanings: Meanings[RequestHead] = Meanings(RequestHead)
         self.is_stopping = False

@@ -3,8 +3,11 @@
     | size i32 | request |        at most request_bytes_max; before authentication 512 KiB, as with Apache Kafka
 
 A request is handled when those before it were; one whose answer takes long (a fetch that waits, a join) holds those
-behind it, as a broker of Kafka does. Only produce requests are different: while one waits for its sync the next is
-appended, and their answers follow in order. A client with too much under way, or that does not read its answers, is
+behind it, as a broker of Kafka does. Requests are handled for a share of each turn of the loop
+(broker/loop_shares.py); the others wait for the next turn.
+
+Only produce requests are different: while one waits for its sync the next is appended, and their answers follow in
+order. A client with too much under way, or that does not read its answers, is
 not read from.
 
 What is not a request, asks for what was not announced, or says a size that cannot be, ends the connection: Kafka has
@@ -44,6 +47,9 @@ UNDER_WAY_MAX: Final = 256
 
 UNDER_WAY_BYTES_MAX: Final = 64 << 20
 """Of these; the last may be above it."""
+
+READ_BYTES_LARGE: Final = 128 << 10
+"""After a read of this size the socket waits for the next turn: libuv repeats reads that fill its buffer."""
 
 WRITE_HIGH_BYTES: Final = 4 << 20
 """Unread answers above which nothing more is handled; a fetch may add one answer to it."""
@@ -91,6 +97,9 @@ class Connection(asyncio.Protocol):
         self._waiting_bytes = 0
         self._is_full = False
         self._is_paused = False
+        self._is_pumping = False
+        self._is_behind = False
+        """Requests are left for the next turn of the loop."""
         self._number = 0
         self._handshake_timer: asyncio.TimerHandle | None = None
 
@@ -113,6 +122,9 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         self._inbox.clear()
+        if self._is_behind:
+            self._is_behind = False
+            self.server.shares.left()
         self.server.node.connections.remove(self._number)
         if self._handshake_timer is not None:
             self._handshake_timer.cancel()
@@ -129,7 +141,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.received_bytes += len(data)
         self._inbox.add(data)
-        self._pump()
+        self._pump(is_large=len(data) >= READ_BYTES_LARGE)
 
     def pause_writing(self) -> None:
         self._is_full = True
@@ -138,19 +150,43 @@ class Connection(asyncio.Protocol):
         self._is_full = False
         self._pump()
 
-    def _pump(self) -> None:
-        """Handle whole frames while nothing stands in the way."""
+    def _pump(self, *, is_large: bool = False) -> None:
+        """Handle whole frames while nothing stands in the way and the share of the turn lasts."""
+        if self._is_pumping or self._is_behind:
+            return
+        shares = self.server.shares
+        shares.begin(was_behind=False)
+        self._is_pumping = True
         try:
-            while self._transport is not None and not self._transport.is_closing():
-                if self._step is not None or self._is_full or self._has_enough():
-                    break
-                frame = self._next_frame()
-                if frame is None:
-                    break
-                self._handle(frame)
+            self._is_behind = self._take_frames() or is_large
         except Exception:
             self._failed()
+        finally:
+            self._is_pumping = False
+            shares.end(has_more=self._is_behind)
+        if self._is_behind:
+            asyncio.get_running_loop().call_soon(self._go_on)
         self._pace()
+
+    def _go_on(self) -> None:
+        """The next turn of the loop."""
+        if self._is_behind:
+            self._is_behind = False
+            self.server.shares.left()
+            self._pump()
+
+    def _take_frames(self) -> bool:
+        """Handle frames; True if the share is over and more may be there."""
+        while self._transport is not None and not self._transport.is_closing():
+            if self._step is not None or self._is_full or self._has_enough():
+                return False
+            frame = self._next_frame()
+            if frame is None:
+                return False
+            self._handle(frame)
+            if self.server.shares.is_over():
+                return True
+        return False
 
     def _has_enough(self) -> bool:
         return len(self._waiting) >= UNDER_WAY_MAX or self._waiting_bytes >= UNDER_WAY_BYTES_MAX
@@ -160,7 +196,7 @@ class Connection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         is_held = self._step is not None or self._is_full or self._has_enough()
-        should_pause = is_held and self._inbox.size_bytes >= UNAUTHENTICATED_BYTES_MAX
+        should_pause = self._is_behind or (is_held and self._inbox.size_bytes >= UNAUTHENTICATED_BYTES_MAX)
         if should_pause != self._is_paused:
             self._is_paused = should_pause
             if should_pause:

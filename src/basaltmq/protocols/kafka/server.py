@@ -9,6 +9,7 @@ import ssl
 from contextlib import suppress
 from typing import Final
 
+from basaltmq.broker.loop_shares import LoopShares
 from basaltmq.broker.node import Node
 from basaltmq.errors import VHostDownError
 from basaltmq.protocols.kafka import api as k
@@ -77,9 +78,10 @@ def handlers() -> dict[int, Handler]:
 class Server:
     """All connections of Kafka's clients."""
 
-    def __init__(self, node: Node, settings: Settings) -> None:
+    def __init__(self, node: Node, settings: Settings, *, shares: LoopShares | None = None) -> None:
         self.node = node
         self.settings = settings
+        self.shares = shares or LoopShares()
         self.handlers = handlers()
         self.connections: set[Connection] = set()
         self._desk: Desk | None = None

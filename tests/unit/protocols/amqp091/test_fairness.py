@@ -19,14 +19,15 @@ from basaltmq.broker.vhost import VHost
 from basaltmq.protocols.amqp091 import methods as m
 from basaltmq.protocols.amqp091.channel import DRAFTS_MAX
 from basaltmq.protocols.amqp091.connection import Connection
+from basaltmq.protocols.amqp091.consuming import PORTIONS
 from basaltmq.protocols.amqp091.method_codec import encode_method
-from basaltmq.protocols.amqp091.unacked import PORTION
 from basaltmq.queues.removal import PAGE
 
 TURNS_MAX = 2000
 LOOK_S = 0.001
 """What the clock of these tests moves with every look at it."""
 
+PORTION = max(PORTIONS.values())
 EVENTS_PER_TURN = int(TURN_S / LOOK_S)
 pytestmark = pytest.mark.promise("P13")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import itertools
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from tests.fuzz.amqp091 import Transport
 from tests.unit.protocols.http2.peer import data, frames, goaway, headers, resets
 
+from basaltmq.broker.loop_shares import TURN_S, LoopShares
 from basaltmq.errors import QueueNotFoundError
 from basaltmq.protocols.fila.status import outcome_of
 from basaltmq.protocols.grpc.call import Call
@@ -145,7 +147,7 @@ Work = Callable[[GrpcServer, Handlers], Awaitable[None]]
 def run(work: Work, **options: Any) -> None:
     async def inside() -> None:
         handlers = Handlers()
-        server = GrpcServer(handlers.methods(), outcome_of, **options)
+        server = GrpcServer(handlers.methods(), outcome_of, shares=LoopShares(clock_s=lambda: 0.0), **options)
         async with asyncio.timeout(WAIT_S):
             await work(server, handlers)
             await server.stop(0.01, "bye")
@@ -282,7 +284,7 @@ def test_a_call_that_cannot_be_served_ends_with_its_status_and_the_next_is_serve
         assert found is not None
         assert found.status is status
         session.call("/Echo", prefixed(b"next"), stream=3)
-        assert session.answers(3) == prefixed(b"next")
+        await session.until(lambda: session.answers(3) == prefixed(b"next"))
         assert session.connection.calls == 0
 
     run(work, request_bytes_max=1_000_000)
@@ -549,3 +551,26 @@ def test_times_are_read_as_they_are_written() -> None:
         fields = [(":method", "POST"), (":scheme", "http"), (":path", "/"), ("content-type", "application/grpc")]
         found = RequestHead([*fields, ("grpc-timeout", timeout_text(timeout_s))]).timeout_s
         assert found == pytest.approx(timeout_s, rel=1e-3)
+
+
+@pytest.mark.promise("P13")
+def test_many_calls_are_split_and_another_client_is_answered_meanwhile() -> None:
+    async def work(server: GrpcServer, handlers: Handlers) -> None:
+        ticks = itertools.count()
+        server.shares = LoopShares(clock_s=lambda: next(ticks) * TURN_S / 10)
+        flooding, other = Session(server), Session(server)
+        given = [(":method", "POST"), (":scheme", "http"), (":path", "/Echo"), ("content-type", "application/grpc")]
+        streams = range(1, 401, 2)
+        flooding.give(b"".join(headers(each, given) + data(each, prefixed(b"x"), ends=True) for each in streams))
+        assert not flooding.answers(streams[-1])
+        await asyncio.sleep(0)
+        other.call("/Echo", prefixed(b"y"))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert other.answers() == prefixed(b"y")
+        assert not flooding.answers(streams[-1])
+        await flooding.until(lambda: bool(flooding.answers(streams[-1])))
+        assert all(flooding.answers(each) == prefixed(b"x") for each in streams)
+        assert server.shares.behind == 0
+
+    run(work)
