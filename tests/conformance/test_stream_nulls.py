@@ -83,8 +83,8 @@ def test_an_empty_value_is_no_tombstone(rig: Rig) -> None:
     shard = rig.shard(compact=True, tombstone_retention_ms=1_000)
     for value in (b"old", b""):
         rig.engine.write(shard, Record(value, b"empty"))
-    for value in (b"old", None):
-        rig.engine.write(shard, Record(value, b"null"))
+    for later in (b"old", None):
+        rig.engine.write(shard, Record(later, b"null"))
     for _ in range(2):
         rig.engine.retain(rig.clock.now_ms)
         rig.clock.now_ms += 1_000

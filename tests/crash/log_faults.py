@@ -57,7 +57,7 @@ class Streams:
         offset = info.start_offset
         while offset < info.high_watermark:
             batch = self.engine.read_by_offset(self.shard, offset)
-            found.update((record.offset, int(record.value.split()[0])) for record in batch.records())
+            found.update((record.offset, int((record.value or b"").split()[0])) for record in batch.records())
             offset = batch.next_offset
         return found
 

@@ -75,7 +75,7 @@ class Streams:
             while offset < info.high_watermark:
                 batch = self.engine.read_by_offset(number, offset)
                 for record in batch.records():
-                    emit(f"= {at} {record.offset} {record.value.decode()}")
+                    emit(f"= {at} {record.offset} {(record.value or b'').decode()}")
                 offset = batch.next_offset
         emit("opened")
 

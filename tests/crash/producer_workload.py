@@ -106,7 +106,7 @@ def _header(producer: int, sequence: int) -> KafkaHeader:
 def _compacted(emit: Emit, engine: SegmentEngine, shard: int) -> None:
     for _ in range(PASSES):
         engine.retain(NOW_MS)
-    emit(" ".join(["values", *(each.value.decode() for each in engine.read_by_offset(shard, 0).records())]))
+    emit(" ".join(["values", *((each.value or b"").decode() for each in engine.read_by_offset(shard, 0).records())]))
 
 
 def _sync_log(engine: SegmentEngine) -> None:

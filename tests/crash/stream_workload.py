@@ -87,7 +87,7 @@ def dump(emit: Emit, plane: StreamPlane) -> None:
         while at < info.high_watermark:
             batch = plane.drivers.read(TOPIC, partition, at)
             for record in batch.records():
-                emit(f"record {partition} {record.offset} {record.value.decode()}")
+                emit(f"record {partition} {record.offset} {(record.value or b'').decode()}")
             at = batch.next_offset
         emit(f"bounds {partition} {info.start_offset} {info.next_offset}")
     for (topic_id, partition), commit in plane.offsets.of_group("g").items():

@@ -71,7 +71,7 @@ def _dump(emit: Emit, world: World, when: str) -> None:
         at = 0
         while (batch := engine.read_by_offset(shard, at)).next_offset > at:
             for record in batch.records():
-                emit(f"seen {when} {name} {record.value.decode()}")
+                emit(f"seen {when} {name} {(record.value or b'').decode()}")
             at = batch.next_offset
 
 

@@ -209,7 +209,7 @@ class StreamMachine(RuleBasedStateMachine):
 
 
 def _size(record: StoredRecord) -> int:
-    return len(record.value) + len(record.key or b"") + sum(len(tag) for tag in record.tags)
+    return len(record.value or b"") + len(record.key or b"") + sum(len(tag) for tag in record.tags)
 
 
 @pytest.mark.spec("B2", "B3", "B6", "B10")

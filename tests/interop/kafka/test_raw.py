@@ -89,7 +89,7 @@ def test_every_level_of_acks_appends_in_order(kafka: Broker, acks: int) -> None:
             raw = found["records"]
             while raw:
                 size = 12 + struct.unpack_from(">i", raw, 8)[0]
-                values += [each.value for each in records(raw[:size]) if each.offset >= offset]
+                values += [(each.value or b"") for each in records(raw[:size]) if each.offset >= offset]
                 raw = raw[size:]
             offset = len(values)
             found = client.fetch(topic, offset, max_wait_ms=10_000) if offset < 20 else found

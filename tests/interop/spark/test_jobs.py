@@ -115,7 +115,7 @@ def test_an_archive_is_compacted_replayed_and_audited(spark: SparkSession, tmp_p
         topic = db.topic("again")
         for key in range(4):
             values = [
-                (int(record.value), record.headers, record.timestamp_ms)
+                (int(record.value or b""), record.headers, record.timestamp_ms)
                 for partition in range(3)
                 for record in topic.read(partition, key=b"k%d" % key)
             ]

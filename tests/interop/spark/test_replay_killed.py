@@ -79,7 +79,7 @@ def test_killed_at_random_each_record_is_replayed_once(spark: SparkSession, tmp_
     print(f"killed {killed} times; {progress(tmp_path / 'target')} traces before the last run")
     replay(spark, job)
     with basaltmq.open(tmp_path / "target") as db:
-        found = [(r.key, int(r.value)) for partition in range(3) for r in db.topic("again").read(partition)]
+        found = [(r.key, int(r.value or b"")) for partition in range(3) for r in db.topic("again").read(partition)]
     assert sorted(value for _, value in found) == list(range(count))
     for key in range(50):
         of_key = [value for k, value in found if k == b"%d" % key]

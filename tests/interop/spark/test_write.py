@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.spec("F1", "F3"), pytest.mark.timeout(300), pytest.mar
 def contents(path: Path, topic: str) -> list[list[tuple[bytes | None, bytes]]]:
     with basaltmq.open(path) as db:
         found = db.topic(topic)
-        return [[(record.key, record.value) for record in found.read(p)] for p in range(found.partitions)]
+        return [[(record.key, (record.value or b"")) for record in found.read(p)] for p in range(found.partitions)]
 
 
 def test_a_frame_is_written_where_keys_say_and_once_per_run(spark: SparkSession, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def open_with(path: Path, **options: Any) -> Basalt:
 
 
 def events(db: Basalt) -> list[Event]:
-    return [event for record in db.topic(TOPIC, create=False).read() for event in decode_events(record.value)]
+    return [event for record in db.topic(TOPIC, create=False).read() for event in decode_events(record.value or b"")]
 
 
 def test_without_the_option_nothing_is_told(tmp_path: Path) -> None:

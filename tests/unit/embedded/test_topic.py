@@ -158,7 +158,7 @@ def test_a_reader_that_waits_gets_what_comes_from_other_threads(db: Basalt) -> N
     got: list[bytes] = []
 
     def read() -> None:
-        got.extend(record.value for record in topic.read(wait=None, limit=5))
+        got.extend((record.value or b"") for record in topic.read(wait=None, limit=5))
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -307,7 +307,7 @@ def test_members_share_partitions_and_one_that_waits_takes_over_from_one_that_le
     assert {own.partition, other.partition} == {0, 1}
     second.commit()
     got: list[bytes] = []
-    waiting = threading.Thread(target=lambda: got.extend(each.value for each in second.poll(30)))
+    waiting = threading.Thread(target=lambda: got.extend((each.value or b"") for each in second.poll(30)))
     waiting.start()
     first.close()
     waiting.join(30)

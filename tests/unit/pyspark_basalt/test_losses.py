@@ -92,7 +92,7 @@ def test_offsets_of_older_checkpoints_have_no_ids_and_load(tmp_path: Path) -> No
         db.topic("orders").append([b"a", b"b", b"c"])
     old: Json = {"orders": {"0": 1}}
     found = reader(tmp_path)
-    end = found.latestOffset(old, ALL)
+    end: Json = found.latestOffset(old, ALL)
     assert batch(found, old, end) == [b"b", b"c"]
     assert set(end["@topics"]) == {"orders"}
     with pytest.raises(DataLossError, match=r"orders\[0\] ends at offset 3, expected 5 or more"):

@@ -66,7 +66,7 @@ def store(path: Path, **settings: object) -> None:
 
 def values(path: Path) -> list[list[bytes]]:
     with basaltmq.open(path) as db:
-        return [[record.value for record in db.topic("orders").read(partition)] for partition in (0, 1)]
+        return [[(record.value or b"") for record in db.topic("orders").read(partition)] for partition in (0, 1)]
 
 
 CHUNKS = [(0, [b"a", b"b"]), (1, [b"c"]), (0, [b"d"]), (1, [b"e", b"f"])]

@@ -18,7 +18,7 @@ KEYS = (None, b"", b"a", b"b", b"c", b"d" * 15, b"e" * 16, b"e" * 40, b"f" * 40)
 
 
 def shown(records: list[StoredRecord]) -> list[tuple[int, bytes | None, bytes]]:
-    return [(each.offset, each.key, each.value) for each in records]
+    return [(each.offset, each.key, (each.value or b"")) for each in records]
 
 
 def settle(rig: SegmentRig) -> None:

@@ -60,7 +60,7 @@ def everything(plane: StreamPlane, partition: int) -> list[tuple[int, bytes]]:
     found: list[tuple[int, bytes]] = []
     while True:
         batch = plane.drivers.read("orders", partition, at)
-        found += [(each.offset, each.value) for each in batch.records()]
+        found += [(each.offset, (each.value or b"")) for each in batch.records()]
         if batch.next_offset == at:
             return found
         at = batch.next_offset

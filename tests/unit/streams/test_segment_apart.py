@@ -37,8 +37,8 @@ def test_every_record_is_read_once_whatever_the_limits_and_the_order_of_frames(t
     rig.engine.index.settle()
     for shard in shards:
         for _ in range(6):
-            found: list[tuple[int, bytes | None, bytes]] = []
-            rows: list[tuple[int, bytes | None, bytes]] = []
+            found: list[tuple[int, bytes | None, bytes | None]] = []
+            rows: list[tuple[int, bytes | None, bytes | None]] = []
             at = 0
             while at < len(written[shard]):
                 batch = rig.engine.read_by_offset(shard, at, rng.choice((1, 5, 40, 1000)), rng.choice((1, 90, 5000)))

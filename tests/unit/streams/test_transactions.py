@@ -21,7 +21,7 @@ from basaltmq.streams.view import StreamView
 
 
 def values(found: Sequence[Record]) -> list[bytes]:
-    return [record.value for record in found]
+    return [(record.value or b"") for record in found]
 
 
 def end(rig: SegmentRig, shard: int, producer: int, is_commit: bool) -> int:

@@ -109,6 +109,6 @@ def read_on(view: StreamView, topic: str, shown: list[bytes]) -> None:
             return
         records = batch.records()
         assert [record.offset for record in records] == list(range(len(shown), len(shown) + len(records)))
-        shown += [record.value for record in records]
+        shown += [(record.value or b"") for record in records]
         if not records:
             return

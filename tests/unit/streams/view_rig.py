@@ -119,4 +119,4 @@ def seen(view: StreamView, topic: str, partition: int = 0) -> list[StoredRecord]
 
 
 def values(view: StreamView, topic: str, partition: int = 0) -> list[bytes]:
-    return [record.value for record in seen(view, topic, partition)]
+    return [(record.value or b"") for record in seen(view, topic, partition)]

@@ -109,7 +109,7 @@ class World:
 
     def seen(self, topic: str) -> list[bytes]:
         engine, shard = self.desk.engine(self.desk.topic(topic), 0)
-        return [record.value for record in engine.read_by_offset(shard, 0).records()]
+        return [(record.value or b"") for record in engine.read_by_offset(shard, 0).records()]
 
 
 @pytest.fixture
