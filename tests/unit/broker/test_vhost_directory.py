@@ -12,6 +12,7 @@ from tests.unit.broker.rig import FakePublisher, drain, publish, until
 
 from basaltmq.broker.config import Config, Vhosts
 from basaltmq.broker.node import Node
+from basaltmq.broker.peer import Peer
 from basaltmq.broker.supervision import VHostState
 from basaltmq.broker.vhost_directory import NAME_FILE, VHostDirectories, directory_name, read_name
 from basaltmq.errors import BasaltError, CorruptionError, NotAStoreError, StorageError, VHostDownError
@@ -120,7 +121,7 @@ def test_a_lost_node_store_is_not_taken_for_a_new_broker(tmp_path: Path, lost: s
     with_node(tmp_path, holds_all, recover=True)
 
     async def works(node: Node) -> None:
-        user = await node.users.authenticate("guest", "guest", LOOPBACK)
+        user = await node.users.authenticate("guest", "guest", Peer("127.0.0.1", is_loopback=True))
         node.permissions.check(user, "/", "configure", "anything")
         assert node.vhosts() == list(VHOSTS)
 
