@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import msgspec
 
@@ -15,6 +16,7 @@ from basaltmq.admin.connections import Connections
 from basaltmq.admin.definitions import DefinitionTransfer
 from basaltmq.admin.exchanges import Exchanges
 from basaltmq.admin.health import Health
+from basaltmq.admin.hosts import Hosts
 from basaltmq.admin.message import Response
 from basaltmq.admin.metrics import Metrics
 from basaltmq.admin.openapi import PAGE_POLICY, document, page
@@ -33,6 +35,9 @@ from basaltmq.admin.totals import TotalsBook
 from basaltmq.admin.vhosts import Vhosts
 from basaltmq.broker.config import Config
 from basaltmq.broker.node import Node
+
+BACKUPS: Final = "backups"
+"""Directory below the data directory for backups, unless `admin.backup_dir` names another."""
 
 
 class AdminApi:
@@ -53,7 +58,7 @@ class AdminApi:
         routes: list[Route] = [
             *Overview(scope, totals, config, started_s).routes(),
             *Vhosts(scope, totals).routes(),
-            *StoreTools(scope).routes(),
+            *StoreTools(scope, lambda: config().admin.backup_dir or config().data_dir / BACKUPS).routes(),
             *principals.routes(),
             *Queues(scope).routes(),
             *Exchanges(scope).routes(),
@@ -69,7 +74,8 @@ class AdminApi:
             *self.metrics.routes(),
         ]
         self.table = RouteTable([*routes, *self._documentation(routes)])
-        self.application = AdminApplication(self.table, authenticator)
+        hosts = Hosts(config().admin.host or config().host, lambda: config().admin.allowed_hosts)
+        self.application = AdminApplication(self.table, authenticator, hosts)
 
     @staticmethod
     def _documentation(routes: list[Route]) -> list[Route]:

@@ -12,13 +12,15 @@ from typing import Any, Final
 
 from basaltmq.admin.auth import Authenticator
 from basaltmq.admin.errors import http_error
+from basaltmq.admin.hosts import SAFE_METHODS, Hosts
 from basaltmq.admin.message import BodySink, HttpError, Request, Response, json_response
 from basaltmq.admin.paging import only_columns
-from basaltmq.admin.routes import Access, Call, Route, RouteTable, allowed, decode_body
+from basaltmq.admin.routes import Access, Call, Route, RouteTable, allowed, check_content_type, decode_body
 from basaltmq.admin.server import Admitted
 from basaltmq.errors import BasaltError
 
-SAFE: Final = {"GET", "HEAD"}
+LIVENESS: Final = ("healthz",)
+"""Answers under any host name: load balancers address brokers by names of their own, and the answer says nothing."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -26,15 +28,17 @@ _log: Final = logging.getLogger(__name__)
 class AdminApplication:
     """Serves a table of routes."""
 
-    def __init__(self, table: RouteTable, authenticator: Authenticator) -> None:
+    def __init__(self, table: RouteTable, authenticator: Authenticator, hosts: Hosts) -> None:
         self._table = table
         self._authenticator = authenticator
+        self._hosts = hosts
 
     async def admit(self, request: Request) -> Admitted:
+        if request.path != LIVENESS:
+            self._hosts.check_host(request)
+        self._hosts.check_origin(request)
         route, names = self._table.find(request)
-        if request.method not in SAFE and request.headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}:
-            # A browser sends a remembered password along with a form of any page.
-            raise HttpError(403, "a page of another site cannot change anything here")
+        check_content_type(route, request)
         user = None
         if route.access is not Access.PUBLIC:
             user = await self._authenticator.user(request)
@@ -81,7 +85,7 @@ async def _run(route: Route, call: Call) -> Response:
     except Exception as error:
         _log.exception("%s %s failed", route.method, route.path)
         raise HttpError(500, "the broker failed here; its log says how", code="internal") from error
-    if call.request.method not in SAFE and call.user is not None:
+    if call.request.method not in SAFE_METHODS and call.user is not None:
         _log.info("%s %s by %s", route.method, call.request.target.partition("?")[0], call.user.name)
     if made is None:
         return Response(204)

@@ -96,6 +96,7 @@ class Bindings:
     def bind(self, call: Call) -> Response:
         vhost, source, destination = self._scope.vhost(call), call.names["source"], _destination(call)
         self._allow(call, vhost)
+        self._scope.check_topic(call, vhost, source, "read", call.body.routing_key)
         arguments = table_of(call.body.arguments)
         if destination.kind == QUEUE:
             vhost.bind_queue(destination.name, source, call.body.routing_key, arguments, None)
@@ -113,6 +114,7 @@ class Bindings:
         vhost = self._scope.vhost(call)
         self._allow(call, vhost)
         binding = _found(vhost, call)
+        self._scope.check_topic(call, vhost, binding.source, "read", binding.routing_key)
         if binding.destination.kind == QUEUE:
             vhost.unbind_queue(binding.destination.name, binding.source, binding.routing_key, binding.arguments, None)
         else:

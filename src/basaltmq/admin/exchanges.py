@@ -114,6 +114,10 @@ class Exchanges:
     def declare(self, call: Call) -> Response:
         vhost, name, spec = self._scope.vhost(call), _name(call), call.body
         self._scope.check(call, vhost, "configure", name)
+        alternate = spec.arguments.get("alternate-exchange")
+        if isinstance(alternate, str):
+            self._scope.check(call, vhost, "read", name)
+            self._scope.check(call, vhost, "write", alternate)
         existed = name in vhost.topology.exchanges
         vhost.declare_exchange(
             name,

@@ -22,6 +22,7 @@ REASONS: Final = {
     409: "conflict",
     413: "too_large",
     415: "unsupported",
+    421: "misdirected",
     429: "too_many_requests",
     431: "header_too_large",
     500: "internal_server_error",
@@ -72,6 +73,8 @@ class Request(msgspec.Struct):
     path: tuple[str, ...] = ()
     """Parts between slashes, decoded after they were split: a virtual host's name may hold a slash (%2F)."""
     query: dict[str, str] = {}
+    local: str = ""
+    """Address at which the connection arrived."""
 
     def split(self) -> None:
         """Set `path` and `query` from the target."""

@@ -74,7 +74,7 @@ class Policies:
         raise HttpError(404, f"there is no policy {call.names['name']!r} in vhost {vhost.name!r}")
 
     def set(self, call: Call, operators: bool) -> Response:
-        vhost, name, spec = self._scope.vhost(call), call.names["name"], call.body
+        vhost, name, spec = self._scope.vhost_to_change(call), call.names["name"], call.body
         existed = any(policy.name == name for policy in vhost.policies.list(operators=operators))
         vhost.policies.set(
             Policy(name, spec.pattern, spec.definition, spec.priority, spec.apply_to), operators=operators
@@ -82,7 +82,7 @@ class Policies:
         return Response(204 if existed else 201)
 
     def delete(self, call: Call, operators: bool) -> None:
-        self._scope.vhost(call).policies.delete(call.names["name"], operators=operators)
+        self._scope.vhost_to_change(call).policies.delete(call.names["name"], operators=operators)
 
 
 def _all(vhost: VHost, operators: bool) -> list[tuple[str, dict[str, Any]]]:

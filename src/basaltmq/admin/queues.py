@@ -158,6 +158,10 @@ class Queues:
     def declare(self, call: Call) -> Any:
         vhost, name, spec = self._scope.vhost(call), call.names["name"], call.body
         self._scope.check(call, vhost, "configure", name)
+        dead_letters = spec.arguments.get("x-dead-letter-exchange")
+        if isinstance(dead_letters, str):
+            self._scope.check(call, vhost, "read", name)
+            self._scope.check(call, vhost, "write", dead_letters)
         existed = name in vhost.queues.by_name
         vhost.declare_queue(
             name,

@@ -21,6 +21,8 @@ from basaltmq.decoding import json_decoder
 BODY_BYTES_MAX: Final = 1 << 20
 """Of a request, where its route says nothing else: names and arguments, never contents."""
 
+JSON: Final = "application/json"
+
 GROUPS: Final = {
     "overview": "broker",
     "cluster-name": "broker",
@@ -118,6 +120,8 @@ class Route:
     paged: bool = False
     sink: Callable[[Call], BodySink] | None = None
     """Makes what a body is written to as it comes, once the head is admitted; the handler finds it in `Call.body`."""
+    content_types: tuple[str, ...] = (JSON,)
+    """What a body may be sent as."""
     body_bytes_max: int = BODY_BYTES_MAX
     answers: str = ""
     """What comes back, in words, where the summary does not say it."""
@@ -204,6 +208,23 @@ def _match(node: _Node, path: tuple[str, ...], at: int = 0) -> Iterator[tuple[_N
         name, below = node.any_name
         for found, names in _match(below, path, at + 1):
             yield found, {name: path[at], **names}
+
+
+def check_content_type(route: Route, request: Request) -> None:
+    """HttpError 415 for a body that is not declared as what the route takes. A request without a body needs no type.
+
+    A page of another origin can send text/plain and forms without asking first; application/json it cannot.
+    """
+    if request.method in {"GET", "HEAD"}:
+        return
+    headers = request.headers
+    if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+        return
+    given = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if given not in route.content_types:
+        wanted = " or ".join(route.content_types)
+        said = f"not {given[:80]!r}" if given else "and this request has none"
+        raise HttpError(415, f"send the body with Content-Type: {wanted}, {said}", headers={"Accept": wanted})
 
 
 def decode_body(route: Route, raw: bytes) -> Any:

@@ -63,6 +63,13 @@ class Scope:
         """The same, up."""
         return self.node.vhost(self.vhost_name(call))
 
+    def vhost_to_change(self, call: Call) -> VHost:
+        """The same, if the user may also change it: the tag `monitoring` shows virtual hosts and opens none."""
+        vhost = self.vhost(call)
+        if not allowed(call.who.tags, Access.ADMINISTRATOR):
+            self.node.permissions.check_vhost(call.who, vhost.name)
+        return vhost
+
     def named(self, name: str) -> VHost:
         return self.node.vhost(name)
 

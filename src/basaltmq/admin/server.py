@@ -154,6 +154,8 @@ class _Connection:
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
         peer = writer.get_extra_info("peername")
         self._peer = peer[0] if isinstance(peer, tuple) else ""
+        local = writer.get_extra_info("sockname")
+        self._local = local[0] if isinstance(local, tuple) else ""
 
     async def wait(self) -> bool:
         """Wait for the first bytes of a request; False if the client went away or said nothing for too long."""
@@ -219,7 +221,7 @@ class _Connection:
         if not isinstance(event, h11.Request):
             return None
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
-        return Request(event.method.decode(), event.target.decode("latin-1"), headers, self._peer)
+        return Request(event.method.decode(), event.target.decode("latin-1"), headers, self._peer, local=self._local)
 
     async def _body(self, admitted: Admitted, headers: dict[str, str]) -> bytes:
         if admitted.sink is None:

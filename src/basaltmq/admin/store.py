@@ -38,7 +38,7 @@ class OptionsSpec(msgspec.Struct):
 
 
 class CheckpointSpec(msgspec.Struct):
-    """Where a backup goes: a path on the broker's machine that does not exist."""
+    """Where a backup goes: a path below `admin.backup_dir` that does not exist, relative to it or absolute."""
 
     target: str
 
@@ -46,8 +46,9 @@ class CheckpointSpec(msgspec.Struct):
 class StoreTools:
     """The handlers."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, backup_dir: Callable[[], Path]) -> None:
         self._scope = scope
+        self._backup_dir = backup_dir
         self._busy: set[str] = set()
 
     def routes(self) -> list[Route]:
@@ -62,7 +63,8 @@ class StoreTools:
                   takes=FamilySpec, optional_body=True, answers="bytes_before and bytes_after."),
             Route("PUT", store + "/options", self.options, "Change mutable options until the next start.", only,
                   takes=OptionsSpec),
-            Route("POST", store + "/checkpoint", self.checkpoint, "Make an online backup.", only, takes=CheckpointSpec),
+            Route("POST", store + "/checkpoint", self.checkpoint, "Make an online backup.", only, takes=CheckpointSpec,
+                  answers="target: the path of the backup, below the directory that admin.backup_dir names."),
             Route("POST", store + "/verify", self.verify, "Read everything back.", only,
                   answers="faults: one line for each damaged file; none if all is well."),
         ]  # fmt: skip
@@ -101,9 +103,8 @@ class StoreTools:
         await self._alone(vhost, lambda store: store.set_options(options, family))
 
     async def checkpoint(self, call: Call) -> Any:
-        vhost, target = self._scope.vhost(call), Path(call.body.target)
-        if not target.is_absolute():
-            raise HttpError(400, f"give the whole path of the backup, beginning with /, not {call.body.target!r}")
+        vhost = self._scope.vhost(call)
+        target = await asyncio.to_thread(_place, self._backup_dir(), call.body.target)
         await self._alone(vhost, lambda _: backup_vhost(vhost, target))
         return {"target": str(target)}
 
@@ -120,6 +121,21 @@ class StoreTools:
             return await asyncio.to_thread(work, store)
         finally:
             self._busy.discard(vhost.name)
+
+
+def _place(backup_dir: Path, given: str) -> Path:
+    """The path of a backup; HttpError 403 unless it lies below the backup directory, links followed."""
+    root = backup_dir.resolve()
+    target = root / given
+    if given.isprintable() and ".." not in Path(given).parts:
+        parent = target.parent.resolve()
+        if parent.is_relative_to(root) and target != root:
+            return parent / target.name
+    raise HttpError(
+        403,
+        f"backup target {given[:200]!r} is not below {root}: give a name without '..', or set admin.backup_dir to "
+        "another directory and reload",
+    )
 
 
 def _managed(vhost: VHost) -> RocksStore:

@@ -4,7 +4,8 @@
     POST the batch            imported exactly once however often it is asked for (streams/imports.py)
 
 A part that is put twice is the same part; a commit whose answer was lost is sent again and finds the batch done. What
-nobody commits is removed after a day. Parts need `write` on every topic they have records for.
+nobody commits is removed after a day. Parts need `write` on every topic they have records for. A run belongs to the
+user who commits its first batch: another user could otherwise skip or repeat batches. Administrators may use every run.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -21,21 +23,23 @@ import msgspec
 
 from basaltmq.admin.arrow_stream import require_arrow
 from basaltmq.admin.message import HttpError
-from basaltmq.admin.routes import Call, Route
+from basaltmq.admin.routes import Access, Call, Route, allowed
 from basaltmq.admin.scope import Scope
 from basaltmq.broker.guard import Guard
 from basaltmq.broker.permissions import WRITE
 from basaltmq.broker.vhost import VHost
-from basaltmq.errors import NotFoundError
+from basaltmq.errors import AccessRefusedError, BasaltError, NotFoundError
 from basaltmq.store.directory import make_directory, os_error, sync_directory, sync_file
 from basaltmq.store.rocks import RocksStore
 
 if TYPE_CHECKING:
-    from basaltmq.streams.imports import Imported
+    from basaltmq.streams.imports import Imported, Run
     from basaltmq.streams.stage import Part
 
 PART_BYTES_MAX: Final = 256 << 20
 """Of one part: several of the largest records. Clients send some ten MiB at a time."""
+
+PART_TYPES: Final = ("application/vnd.apache.arrow.file", "application/octet-stream")
 
 PARTS_MAX: Final = 100_000
 """Of one batch: terabytes."""
@@ -128,7 +132,7 @@ class StreamImports:
             Route("GET", run, self.one, "How far a run of imports is.",
                   answers="last_batch: the last one that is done, -1 if none; pending: one that a crash cut off."),
             Route("PUT", batch + "/{file}", self.put, "Stage a part: an Arrow IPC file.", sink=self.incoming,
-                  body_bytes_max=PART_BYTES_MAX,
+                  body_bytes_max=PART_BYTES_MAX, content_types=PART_TYPES,
                   answers="file, size_bytes and crc, for the commit. The file is named part-NNNNN-HEX32.arrow; its "
                           "schema has key, value, headers, timestamp, and metadata basalt.chunks, JSON: [[topic, "
                           "partition, records], ...], an item per record batch."),
@@ -185,11 +189,14 @@ class StreamImports:
 
         def work() -> Imported:
             state = read_run(vhost.store, run)
+            _check_owner(call, state)
             is_known = batch <= state.last_batch or (state.intent is not None and state.intent.batch == batch)
             gone = [part.file for part in parts if not part.chunks]
             if gone and not is_known:
                 raise NotFoundError(f"the part {gone[0]} of batch {batch} of run {run!r} is not staged; put it again")
-            return Imports(_store_path(vhost), vhost.store, vhost.streams.plane, _now_ms).run(run, batch, parts)
+            return Imports(_store_path(vhost), vhost.store, vhost.streams.plane, _now_ms).run(
+                run, batch, parts, owner=call.who.name
+            )
 
         async with self._turn(vhost):
             with Guard(vhost):
@@ -213,11 +220,15 @@ class StreamImports:
         from basaltmq.streams import stage
         from basaltmq.streams.imports import read_run
 
-        vhost = self._scope.vhost(call)
+        vhost = self._scope.vhost_to_change(call)
         folder, batch = self._folder(call, vhost), _batch(call)
 
         def remove() -> None:
-            intent = read_run(vhost.store, call.names["run"]).intent
+            state = read_run(vhost.store, call.names["run"])
+            _check_owner(call, state)
+            for topic in _staged_topics(folder):
+                self._scope.check(call, vhost, WRITE, topic)
+            intent = state.intent
             if intent is None or intent.batch != batch:
                 stage.remove(folder)
 
@@ -227,12 +238,17 @@ class StreamImports:
 
     async def forget(self, call: Call) -> None:
         require_arrow()
-        from basaltmq.streams.imports import forget_run
+        from basaltmq.streams.imports import forget_run, read_run
 
-        vhost = self._vhost(call)
+        vhost = self._scope.vhost_to_change(call)
+
+        def forget() -> None:
+            _check_owner(call, read_run(vhost.store, call.names["run"]))
+            forget_run(vhost.store, call.names["run"])
+
         async with self._turn(vhost):
             with Guard(vhost):
-                await asyncio.to_thread(forget_run, vhost.store, call.names["run"])
+                await asyncio.to_thread(forget)
 
     def _vhost(self, call: Call) -> VHost:
         """The virtual host, if it takes records at the moment."""
@@ -261,6 +277,27 @@ def _batch(call: Call) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise HttpError(400, f"a batch is a number from 0 on, not {text[:40]!r}")
     return int(text)
+
+
+def _check_owner(call: Call, state: Run) -> None:
+    """AccessRefusedError unless the run is the user's, nobody's, or the user is an administrator."""
+    if state.owner not in {"", call.who.name} and not allowed(call.who.tags, Access.ADMINISTRATOR):
+        raise AccessRefusedError(
+            f"run {call.names['run']!r} belongs to user {state.owner!r}; only that user or an administrator changes it"
+        )
+
+
+def _staged_topics(folder: Path) -> set[str]:
+    """Topics of the parts in a stage. A file that is no part has none."""
+    from basaltmq.streams.parcel import NAME, open_parcel
+
+    topics: set[str] = set()
+    if folder.is_dir():
+        for path in folder.iterdir():
+            if NAME.fullmatch(path.name):
+                with suppress(BasaltError):
+                    topics |= {chunk.topic for chunk in open_parcel(path).chunks}
+    return topics
 
 
 def _now_ms() -> int:

@@ -140,6 +140,18 @@ class AdminListener(Section, frozen=True):
     metrics_public: Annotated[
         bool, setting("Serve /metrics without a password. /metrics/per-object needs one.", reload=Reload.LIVE)
     ] = True
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        setting(
+            "Host names that clients use for this broker, besides loopback names, its own addresses and the machine's "
+            'name; with or without a port. "*" accepts any.',
+            reload=Reload.LIVE,
+        ),
+    ] = ()
+    backup_dir: Annotated[
+        Path | None,
+        setting("Directory for backups made through the API; none takes `backups` in `data_dir`.", reload=Reload.LIVE),
+    ] = None
 
 
 class FilaListener(Section, frozen=True):

@@ -129,8 +129,11 @@ def compact(api: ApiClient, name: str, family: str | None) -> None:
 @click.argument("target")
 @with_api
 def checkpoint(api: ApiClient, name: str, target: str) -> None:
-    """Make a backup at TARGET, a path on the broker's machine that must not exist."""
-    api.post(path("vhosts", name, "store", "checkpoint"), {"target": target}, long=True)
+    """Make a backup at TARGET, a new path below the broker's backup directory (admin.backup_dir).
+
+    A relative TARGET is taken from that directory.
+    """
+    target = api.post(path("vhosts", name, "store", "checkpoint"), {"target": target}, long=True)["target"]
     click.echo(f"backup of vhost {name} at {target}; check it with: basalt store verify {target}")
 
 

@@ -48,6 +48,10 @@ TIMEOUT_S: Final = 120.0
 LONG_TIMEOUT_S: Final = 3600.0
 """For an import of many gigabytes, during which nothing is sent."""
 
+JSON: Final = "application/json"
+PART: Final = "application/vnd.apache.arrow.file"
+"""Content types of request bodies."""
+
 DEFAULT_PORT: Final = 15672
 USER: Final = "guest"
 
@@ -165,12 +169,16 @@ class BrokerHttp:
         *,
         timeout_s: float = TIMEOUT_S,
     ) -> Any:
-        """One request; its answer, decoded. Bytes are sent as they are, anything else as JSON."""
-        raw = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
+        """One request; its answer, decoded. Bytes are a part of an import, anything else is sent as JSON."""
+        is_raw = isinstance(body, bytes)
+        raw = body if body is None or is_raw else msgspec.json.encode(body)
+        content_type = PART if is_raw else JSON
         patience = self.patience()
         while True:
             try:
-                with self.request(method, where, raw, query, timeout_s=timeout_s) as response:
+                with self.request(
+                    method, where, raw, query, timeout_s=timeout_s, content_type=content_type
+                ) as response:
                     said = response.read()
                 return msgspec.json.decode(said) if said else None
             except (*ON_THE_WAY, UnavailableError) as error:
@@ -186,12 +194,15 @@ class BrokerHttp:
         query: Mapping[str, str | int] | None = None,
         *,
         timeout_s: float = TIMEOUT_S,
+        content_type: str = JSON,
     ) -> Iterator[http.client.HTTPResponse]:
         """One try. UnavailableError if the broker asks to come back; another error if it refuses."""
         connection = self._connection(timeout_s)
         try:
             target = self._base + where + ("?" + urlencode(query) if query else "")
-            connection.request(method, target, body, self._headers)
+            connection.request(
+                method, target, body, self._headers if body is None else self._headers | {"Content-Type": content_type}
+            )
             response = connection.getresponse()
             self._is_known = True
             if response.status >= 400:

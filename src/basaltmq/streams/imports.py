@@ -98,6 +98,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     last_batch: int = NONE_DONE
     intent: Intent | None = None
     at_ms: int = 0
+    owner: str = ""
+    """User who began the run through a broker; empty for runs of local processes and of earlier versions."""
 
 
 _decode_run: Final = msgpack_decoder(Run)
@@ -153,8 +155,11 @@ class Imports:
         self._streams = streams
         self._clock_ms = clock_ms
 
-    def run(self, run: str, batch: int, parts: Sequence[Part]) -> Imported:
-        """Import a staged batch, unless that was done before. Durable on return; the stage is gone."""
+    def run(self, run: str, batch: int, parts: Sequence[Part], *, owner: str = "") -> Imported:
+        """Import a staged batch, unless that was done before. Durable on return; the stage is gone.
+
+        A run without an owner becomes the property of `owner`.
+        """
         folder = stage.folder_of(self._path, run, batch)
         self._finish_all(but=run)
         self._finish(run)
@@ -166,7 +171,7 @@ class Imports:
         # Opened, and so checked, before the intent, which could never be carried out without them.
         opened = [StagedPart(folder, part) for part in chunked]
         intent = Intent(batch, chunked, self._bases(chunked))
-        self._save(run, msgspec.structs.replace(state, intent=intent))
+        self._save(run, msgspec.structs.replace(state, intent=intent, owner=state.owner or owner))
         self._carry_out(run, intent, opened, is_resumed=False)
         stage.expire(self._path, self._needed(), self._clock_ms() / 1000)
         return Imported(sum(chunk.records for part in parts for chunk in part.chunks))
@@ -209,7 +214,8 @@ class Imports:
             self._store.write(batch)
             self._store.sync()
         else:
-            self._save(run, Run(last_batch=intent.batch))
+            state = read_run(self._store, run)
+            self._save(run, msgspec.structs.replace(state, last_batch=intent.batch, intent=None))
         stage.remove(stage.folder_of(self._path, run, intent.batch))
 
     def _append(self, base: Base, intent: Intent, parts: Sequence[StagedPart], *, is_resumed: bool) -> Iterator[Append]:

@@ -88,7 +88,8 @@ def test_users_let_in_from_this_machine_only_are_not_let_in_through_a_proxy(brok
 
 def test_a_page_of_another_site_cannot_use_a_remembered_password(broker: Broker) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", broker.port("admin"), timeout=30)
-    connection.request("PUT", "/api/vhosts/evil", b"{}", {"Authorization": GUEST, "Sec-Fetch-Site": "cross-site"})
+    headers = {"Authorization": GUEST, "Sec-Fetch-Site": "cross-site", "Content-Type": "application/json"}
+    connection.request("PUT", "/api/vhosts/evil", b"{}", headers)
     assert connection.getresponse().status == 403
     connection.close()
 
@@ -133,6 +134,15 @@ def test_operations_ask_the_same_permissions_as_over_amqp(broker: Broker, api: A
         )
         assert "topic 'a.b'" in refused(403, limited.post, topic, {"routing_key": "a.b", "payload": ""})
         assert limited.post(topic, {"routing_key": "limited.x", "payload": ""}) == {"routed": False}
+        dead_letters = {"arguments": {"x-dead-letter-exchange": "amq.fanout"}}
+        assert "write" in refused(403, limited.put, path("queues", "/", "mine-2"), dead_letters)
+        alternate = {"arguments": {"alternate-exchange": "amq.fanout"}}
+        assert "write" in refused(403, limited.put, path("exchanges", "/", "mine-x"), alternate)
+        api.put(path("permissions", "/", "limited"), ALL)
+        api.put(path("topic-permissions", "/", "limited"), {"exchange": "amq.topic", "write": "", "read": "^ok$"})
+        binding = path("bindings", "/", "e", "amq.topic", "q", "mine")
+        assert "topic 'a.b'" in refused(403, limited.post, binding, {"routing_key": "a.b"})
+        limited.post(binding, {"routing_key": "ok"})
         limited.delete(path("queues", "/", "mine"))
 
 
@@ -164,6 +174,27 @@ def test_users_are_changed_and_never_show_their_password(broker: Broker, api: Ap
     assert "at least one character" in refused(400, api.put, path("users", "x"), {"password": ""})
     assert "regular expression" in refused(400, api.put, path("permissions", "/", "guest"), {**ALL, "read": "("})
     assert refused(404, api.put, path("permissions", "/", "nobody"), ALL)
+
+
+def test_a_body_that_is_not_declared_as_json_is_refused(broker: Broker, api: ApiClient) -> None:
+    def status(method: str, target: str, body: bytes | None, **headers: str) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", broker.port("admin"), timeout=30)
+        said = {name.replace("_", "-"): text for name, text in headers.items()}
+        connection.request(method, target, body, {"Authorization": GUEST, **said})
+        response = connection.getresponse()
+        response.read()
+        connection.close()
+        return response.status
+
+    target = "/api/queues/%2F/typed"
+    assert status("PUT", target, b"{}", Content_Type="text/plain") == 415
+    assert status("PUT", target, b"{}", Content_Type="application/x-www-form-urlencoded") == 415
+    assert status("PUT", target, b"{}") == 415
+    refused(404, api.get, path("queues", "/", "typed"))
+    assert status("PUT", target, b"{}", Content_Type="application/json; charset=utf-8") == 201
+    assert status("PUT", target, None) == 204, "a declaration without a body"
+    assert status("DELETE", target, None) == 204
+    assert status("POST", "/api/vhosts/%2F/store/flush", None) == 204
 
 
 def test_a_body_that_is_not_what_is_wanted_is_told(api: ApiClient) -> None:

@@ -129,8 +129,10 @@ def test_virtual_hosts_and_their_stores_are_looked_after(basalt: Run, tmp_path: 
     assert "queues" in basalt("vhost", "store", "diagnostics", "shop").stdout
     basalt("vhost", "store", "set", "shop", "disable_auto_compactions=true")
     assert "is sound" in basalt("vhost", "store", "verify", "shop").stdout
-    basalt("vhost", "store", "checkpoint", "shop", str(tmp_path / "backup"))
-    assert "is sound" in basalt("store", "verify", str(tmp_path / "backup")).stdout
+    made = basalt("vhost", "store", "checkpoint", "shop", "nightly").stdout
+    assert "is sound" in basalt("store", "verify", made.split()[-1]).stdout
+    refused = basalt("vhost", "store", "checkpoint", "shop", str(tmp_path / "backup"), code=1).stderr
+    assert "admin.backup_dir" in refused
     assert "error [unknown_family]" in basalt("vhost", "store", "flush", "shop", "--family", "x", code=1).stderr
     basalt("vhost", "delete", "shop", "--yes")
     assert "error [vhost_not_found]" in basalt("queue", "list", "--vhost", "shop", code=1).stderr

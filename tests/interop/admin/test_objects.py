@@ -211,11 +211,16 @@ def test_the_store_of_a_virtual_host_is_looked_after_while_it_is_served(broker: 
     assert list(api.get(store, family="queues")["families"]) == ["queues"]
     api.put(store + "/options", {"options": {"disable_auto_compactions": "true"}})
     assert api.post(store + "/verify") == {"faults": []}
-    target = broker.data_dir.with_name("backup")
-    api.post(store + "/checkpoint", {"target": str(target)})
+    target = broker.data_dir / "backups" / "first"
+    assert api.post(store + "/checkpoint", {"target": "first"}) == {"target": str(target)}
     assert (target / "CHECKSUMS").exists()
     assert (target / "log").is_dir()
     assert refused(409, api.post, store + "/checkpoint", {"target": str(target)})
-    assert "whole path" in refused(400, api.post, store + "/checkpoint", {"target": "here"})
+    outside = broker.data_dir.with_name("elsewhere")
+    for elsewhere in (str(outside), "../elsewhere", "first/../../../elsewhere"):
+        assert "admin.backup_dir" in refused(403, api.post, store + "/checkpoint", {"target": elsewhere})
+    (broker.data_dir / "backups" / "link").symlink_to(outside.parent)
+    assert "admin.backup_dir" in refused(403, api.post, store + "/checkpoint", {"target": "link/elsewhere"})
+    assert not outside.exists()
     assert "nofamily" in refused(400, api.get, store, family="nofamily")
     assert "no_such_option" in refused(400, api.put, store + "/options", {"options": {"no_such_option": "1"}})

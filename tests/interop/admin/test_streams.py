@@ -170,6 +170,33 @@ def test_permissions_are_those_of_every_other_door(broker: Broker) -> None:
     assert values(view, "theirs") == [b"x"]
 
 
+def test_a_run_of_imports_is_changed_by_its_owner_only(broker: Broker) -> None:
+    """Whoever could forget or advance another user's run could double its records, or have them skipped."""
+    for name in ("owned", "other-topic"):
+        make(broker, name)
+    for user, writes in (("own", "^owned$"), ("oth", "^other-topic$")):
+        broker.call("PUT", path("users", user), {"password": SECRET, "tags": ["management"]})
+        broker.call("PUT", path("permissions", "/", user), {"configure": "^$", "write": writes, "read": ".*"})
+    owner, other = (seen(broker, user=user, password=SECRET) for user in ("own", "oth"))
+    write(owner, "owned", [b"1"], "owned-run", 0)
+    staged = owner.put_part("owned-run", 1, 0, pack([("owned", 0, chunk([b"2"]))]))
+    refused: list[Callable[[], object]] = [
+        lambda: other.forget_run("owned-run"),
+        lambda: other.discard_batch("owned-run", 1),
+        lambda: write(other, "other-topic", [b"x"], "owned-run", 99),
+    ]
+    for call in refused:
+        with pytest.raises(AccessRefusedError):
+            call()
+    assert owner.commit_batch("owned-run", 1, [staged]) == 1
+    assert values(owner, "owned") == [b"1", b"2"]
+    owner.put_part("new-run", 0, 0, pack([("owned", 0, chunk([b"3"]))]))
+    with pytest.raises(AccessRefusedError):
+        other.discard_batch("new-run", 0)
+    owner.discard_batch("new-run", 0)
+    seen(broker).forget_run("owned-run")
+
+
 def test_groups_are_told_and_show_how_far_behind_they_are(broker: Broker) -> None:
     view = seen(broker)
     make(broker, "lagging")
