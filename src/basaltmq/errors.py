@@ -359,15 +359,20 @@ class DamagedFrameError(CorruptionError):
 
     code = "damaged_frame"
 
-    def __init__(self, shard: int, base_offset: int, last_offset: int, reason: str) -> None:
+    def __init__(self, shard: int, base_offset: int, last_offset: int, reason: str, where: str = "") -> None:
         super().__init__(
-            f"shard {shard}, offsets {base_offset} to {last_offset}, cannot be read: {reason}; "
+            f"{where}shard {shard}, offsets {base_offset} to {last_offset}, cannot be read: {reason}; "
             f"read on from offset {last_offset + 1}"
         )
         self.shard = shard
         self.base_offset = base_offset
         self.last_offset = last_offset
         self.reason = reason
+
+    def within(self, topic: str, partition: int) -> DamagedFrameError:
+        """The same error, with the names that users know the shard by."""
+        where = f"topic {topic!r}, partition {partition}, "
+        return DamagedFrameError(self.shard, self.base_offset, self.last_offset, self.reason, where)
 
 
 class VHostNotFoundError(NotFoundError):

@@ -6,10 +6,12 @@ much takes the Arrow streams (admin/streams.py). Appends are as durable as the t
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final
 
 import msgspec
 
+from basaltmq.admin.arrow_stream import LOOKS_MAX
 from basaltmq.admin.message import HttpError, Response
 from basaltmq.admin.routes import Call, Route
 from basaltmq.admin.scope import Scope
@@ -50,6 +52,7 @@ class StreamLines:
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
+        self._looks = asyncio.Semaphore(LOOKS_MAX)
 
     def routes(self) -> list[Route]:
         topic = "/api/topics/{vhost}/{topic}"
@@ -119,7 +122,8 @@ class StreamLines:
             lines = b",".join([encode_record(name, partition, record) for record in found.records()])
             return b'{"records":[%b],"next_offset":%d}' % (lines, found.next_offset)
 
-        return Response(200, await on_plane(vhost, work))
+        async with self._looks:
+            return Response(200, await on_plane(vhost, work))
 
     async def reset(self, call: Call) -> Any:
         vhost, spec, group = self._scope.vhost(call), call.body, call.names["group"]

@@ -9,14 +9,14 @@ Snappy comes in two forms: bare, and in the framing of a Java library, which mos
 
     | 0x82 "SNAPPY" 0 | version i32 | lowest version i32 | (length i32 | bare snappy)* |     big-endian
 
-Invariants: what comes out is never larger than DECOMPRESSED_BYTES_MAX, whatever the input claims, and input that is not
-what it says is a CorruptionError.
+Data comes out in pieces, as somebody asks for them: a few KB can claim to be gigabytes. Who asks counts the bytes and
+stops at a limit. Input that is not what it says is a CorruptionError.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Any, Final
 
@@ -30,51 +30,64 @@ ZSTD: Final = 4
 
 NAMES: Final = {NONE: "none", GZIP: "gzip", SNAPPY: "snappy", LZ4: "lz4", ZSTD: "zstd"}
 
-DECOMPRESSED_BYTES_MAX: Final = 128 << 20
-"""Of one batch: twice the largest that is accepted uncompressed. A few KB can claim to be gigabytes."""
+PIECE_BYTES: Final = 64 << 10
+"""Largest piece that comes out at once: a call is cheap beside it, and a reader of one record gets little more."""
+
+INPUT_BYTES: Final = 16 << 10
+"""Compressed bytes given to zlib at once, which copies what it has not used after every piece."""
 
 _XERIAL: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEAD_BYTES: Final = 16
 _I32: Final = Struct(">i")
 
 
-def decompress(codec: int, data: bytes) -> bytes:
-    """The content of a batch."""
+def pieces(codec: int, data: bytes, size_bytes_max: int) -> Iterator[bytes]:
+    """The content of a batch, piece by piece; LimitExceededError where it goes beyond `size_bytes_max`."""
     known = _CODECS.get(codec)
     if known is None:
         raise UnsupportedCodecError(f"compression {codec} is not one Kafka defines; {_listed()} are")
-    return known(data)
+    left = size_bytes_max
+    for piece in known(data, size_bytes_max):
+        left -= len(piece)
+        if left < 0:
+            raise _too_large(size_bytes_max)
+        yield piece
 
 
 def _listed() -> str:
     return ", ".join(f"{number} ({name})" for number, name in NAMES.items())
 
 
-def _gzip(data: bytes) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    # A gzip stream may be several, one after the other.
-    while data:
-        stream = zlib.decompressobj(wbits=31)
+def _gzip(data: bytes, _size_bytes_max: int) -> Iterator[bytes]:
+    stream = zlib.decompressobj(wbits=31)
+    at = 0
+    given = b""
+    while given or at < len(data):
+        if not given:
+            given = data[at : at + INPUT_BYTES]
+            at += len(given)
+        if stream.eof:
+            # A gzip stream may be several, one after the other.
+            stream = zlib.decompressobj(wbits=31)
         try:
-            part = stream.decompress(data, DECOMPRESSED_BYTES_MAX - size + 1)
+            piece = stream.decompress(given, PIECE_BYTES)
         except zlib.error as error:
             raise CorruptionError(f"a batch is not the gzip it says: {error}") from error
-        size += len(part)
-        if size > DECOMPRESSED_BYTES_MAX:
-            raise _too_large()
-        if not stream.eof:
+        given = stream.unused_data if stream.eof else stream.unconsumed_tail
+        if piece:
+            yield piece
+    while not stream.eof:
+        # All input is used; what is left is held back by the limit of a piece.
+        piece = stream.decompress(b"", PIECE_BYTES)
+        if not piece:
             raise CorruptionError("a batch's gzip stream ends too early")
-        parts.append(part)
-        data = stream.unused_data
-    return b"".join(parts)
+        yield piece
 
 
-def _snappy(data: bytes) -> bytes:
+def _snappy(data: bytes, size_bytes_max: int) -> Iterator[bytes]:
     if not data.startswith(_XERIAL):
-        return _bare_snappy(data, DECOMPRESSED_BYTES_MAX)
-    parts: list[bytes] = []
-    left = DECOMPRESSED_BYTES_MAX
+        yield _bare_snappy(data, size_bytes_max)
+        return
     at = _XERIAL_HEAD_BYTES
     while at < len(data):
         if len(data) - at < _I32.size:
@@ -83,10 +96,8 @@ def _snappy(data: bytes) -> bytes:
         at += _I32.size
         if not 0 <= length <= len(data) - at:
             raise CorruptionError(f"a batch's snappy framing says {length} bytes, {len(data) - at} are there")
-        parts.append(_bare_snappy(data[at : at + length], left))
-        left -= len(parts[-1])
+        yield _bare_snappy(data[at : at + length], size_bytes_max)
         at += length
-    return b"".join(parts)
 
 
 def _bare_snappy(data: bytes, size_bytes_max: int) -> bytes:
@@ -99,7 +110,7 @@ def _bare_snappy(data: bytes, size_bytes_max: int) -> bytes:
     else:
         raise CorruptionError("a batch's snappy block does not say how long it is")
     if size > size_bytes_max:
-        raise _too_large()
+        raise _too_large(size_bytes_max)
     arrow = _arrow(SNAPPY)
     try:
         raw: bytes = arrow.Codec("snappy").decompress(data, decompressed_size=size, asbytes=True)
@@ -108,19 +119,21 @@ def _bare_snappy(data: bytes, size_bytes_max: int) -> bytes:
     return raw
 
 
-def _streamed(codec: int) -> Callable[[bytes], bytes]:
-    def decompressed(data: bytes) -> bytes:
+def _streamed(codec: int) -> Callable[[bytes, int], Iterator[bytes]]:
+    def decompressed(data: bytes, _size_bytes_max: int) -> Iterator[bytes]:
         arrow = _arrow(codec)
         try:
             with arrow.CompressedInputStream(arrow.BufferReader(data), NAMES[codec]) as stream:
-                raw: bytes = stream.read(DECOMPRESSED_BYTES_MAX + 1)
+                while piece := stream.read(PIECE_BYTES):
+                    yield piece
         except (arrow.ArrowException, OSError, ValueError) as error:
             raise CorruptionError(f"a batch is not the {NAMES[codec]} it says: {error}") from error
-        if len(raw) > DECOMPRESSED_BYTES_MAX:
-            raise _too_large()
-        return raw
 
     return decompressed
+
+
+def _plain(data: bytes, _size_bytes_max: int) -> Iterator[bytes]:
+    yield data
 
 
 def _arrow(codec: int) -> Any:
@@ -133,12 +146,15 @@ def _arrow(codec: int) -> Any:
     return pyarrow
 
 
-def _too_large() -> LimitExceededError:
-    return LimitExceededError(f"a batch is over {DECOMPRESSED_BYTES_MAX} bytes when decompressed; send smaller ones")
+def _too_large(size_bytes_max: int) -> LimitExceededError:
+    return LimitExceededError(
+        f"a batch has over {size_bytes_max} bytes when decompressed; send smaller batches, or raise the topic's "
+        "max.message.bytes"
+    )
 
 
-_CODECS: Final[dict[int, Callable[[bytes], bytes]]] = {
-    NONE: lambda data: data,
+_CODECS: Final[dict[int, Callable[[bytes, int], Iterator[bytes]]]] = {
+    NONE: _plain,
     GZIP: _gzip,
     SNAPPY: _snappy,
     LZ4: _streamed(LZ4),

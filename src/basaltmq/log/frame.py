@@ -240,11 +240,14 @@ def check_body(header: Header, body: bytes) -> None:
         )
 
 
-def records_of(header: Header, body: bytes) -> ColumnBatch | None:
-    """What a frame of records, whose body was checked, has for a reader; None if nothing."""
+def records_of(header: Header, body: bytes, record_bytes_max: int) -> ColumnBatch | None:
+    """What a frame of records, whose body was checked, has for a reader; None if nothing.
+
+    LimitExceededError for a Kafka batch that is too large when decompressed, UnsupportedCodecError if it cannot be.
+    """
     if not header.records:
         return None
-    return kafka.columns(body) if header.kind == KAFKA else decode_batch(header, body)
+    return kafka.columns(body, record_bytes_max) if header.kind == KAFKA else decode_batch(header, body)
 
 
 def decode_batch(header: Header, body: bytes) -> ColumnBatch:

@@ -14,8 +14,9 @@ puts in the base offset (and the leader epoch) without touching it; only log-app
              | headers | (name length, name | value length, value)* |        all numbers zigzag varints, -1 for null
 
 What a frame needs (count, offsets, times) is in the header, so appending, recovery, rebuild, verification and retention
-never look into the records. Who reads records or Arrow does: `columns`. Control batches (transaction markers) hold
-nothing for them: their frames count no records, only offsets. Null keys, values and header values stay null.
+never look into the records. Who reads records or Arrow does: `RecordReader`, `columns`. Control batches (transaction
+markers) hold nothing for them: their frames count no records, only offsets. Null keys, values
+and header values stay null.
 
 Times: the largest is the header's; the least is taken to be the base timestamp, the first record's, which need not be
 the least of all. Budget: 3 us to check and place a batch of 27 KB, 3 us per record to look into it.
@@ -23,16 +24,16 @@ the least of all. Budget: 3 us to check and place a batch of 27 KB, 3 us per rec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
 import google_crc32c
 
-from basaltmq.errors import CorruptionError, InvalidArgumentError, TimestampRangeError
-from basaltmq.log.codecs import decompress
-from basaltmq.log.columnar import BATCH_RECORDS_MAX, ColumnBatch
-from basaltmq.log.record import TIMESTAMP_MS_MAX, Headers, Record, StoredRecord
+from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError, TimestampRangeError
+from basaltmq.log.codecs import NONE, pieces
+from basaltmq.log.columnar import ColumnBatch
+from basaltmq.log.record import RECORD_BYTES_MAX, TIMESTAMP_MS_MAX, Headers, Record, StoredRecord
 
 MAGIC: Final = 2
 HEADER_BYTES: Final = 61
@@ -41,6 +42,19 @@ COMPRESSION: Final = 0x07
 LOG_APPEND_TIME: Final = 0x08
 TRANSACTIONAL: Final = 0x10
 CONTROL: Final = 0x20
+
+RECORDS_MAX: Final = 100_000
+"""Records of a batch that is appended: as in one write through any other door. Older batches may have more."""
+
+DECOMPRESSED_BYTES_MIN: Final = 32 << 20
+"""How large a batch of any topic may be when decompressed: twice the largest record by default. Producers fill batches
+of 16 KiB to 1 MiB, counted before compression."""
+
+RECORD_FRAMING_BYTES: Final = 64 << 10
+"""Room for lengths and numbers of a record beside its content: 1,024 headers and their lengths fit."""
+
+VARINT_BYTES_MAX: Final = 10
+"""Of a 64-bit number."""
 
 NO_TIMESTAMP: Final = -1
 NO_PRODUCER: Final = -1
@@ -137,10 +151,10 @@ def check_batch(raw: bytes) -> KafkaHeader:
         raise CorruptionError(f"a record batch of {len(raw)} bytes says it has {header.size_bytes}")
     if _crc32c(raw[_COVERED_AT:]) != header.crc:
         raise CorruptionError("a record batch does not match its checksum; it was damaged on its way")
-    if not 0 < header.records <= BATCH_RECORDS_MAX or header.last_offset_delta != header.records - 1:
+    if not 0 < header.records <= RECORDS_MAX or header.last_offset_delta != header.records - 1:
         raise InvalidArgumentError(
             f"a record batch says {header.records} records and {header.last_offset_delta} as the last one's offset; "
-            f"give 1 to {BATCH_RECORDS_MAX} without holes"
+            f"give 1 to {RECORDS_MAX} without holes"
         )
     for time_ms in (header.base_timestamp_ms, header.max_timestamp_ms):
         if not NO_TIMESTAMP <= time_ms <= TIMESTAMP_MS_MAX:
@@ -169,48 +183,150 @@ def _stamped(raw: bytes, header: KafkaHeader, now_ms: int) -> bytes:
     return raw[:_CRC_AT] + _CRC.pack(_crc32c(covered)) + covered
 
 
-def columns(raw: bytes) -> ColumnBatch:
+def decompressed_bytes_max(record_bytes_max: int) -> int:
+    """How large a batch may be when decompressed, in a topic whose records have at most `record_bytes_max` bytes."""
+    return max(DECOMPRESSED_BYTES_MIN, 2 * record_bytes_max)
+
+
+def columns(raw: bytes, record_bytes_max: int = RECORD_BYTES_MAX) -> ColumnBatch:
     """The records of a batch that was checked, as columns."""
     header = read_header(raw)
-    found = records(raw)
-    if len(found) != header.records:
-        raise CorruptionError(f"a record batch says {header.records} records, it has {len(found)}")
+    found = records(raw, record_bytes_max)
     deltas = [record.offset - header.base_offset for record in found]
     is_dense = deltas == list(range(len(found)))
     return ColumnBatch.from_records(found, max(0, header.max_timestamp_ms), None if is_dense else deltas)
 
 
-def records(raw: bytes) -> list[StoredRecord]:
+def records(raw: bytes, record_bytes_max: int = RECORD_BYTES_MAX) -> list[StoredRecord]:
     """Every record of a batch with its offset, markers of control batches included."""
-    header = read_header(raw)
-    data = decompress(header.codec, raw[HEADER_BYTES : header.size_bytes])
-    is_append_time = bool(header.attributes & LOG_APPEND_TIME)
-    found: list[StoredRecord] = []
-    at = 0
-    before = -1
-    try:
-        for _ in range(header.records):
-            length, at = _varint(data, at)
-            end = at + length
-            if length < 0 or end > len(data):
-                raise CorruptionError(f"a record of {length} bytes at byte {at} reaches out of its batch")
-            time_delta, at = _varint(data, at + 1)
+    return list(RecordReader(raw, record_bytes_max))
+
+
+class RecordReader:
+    """Reads the records of a batch in order, one at a time, and decompresses no more than that takes.
+
+    Memory is bounded by the batch, a piece and the largest record; a whole batch of records in memory is the caller's.
+    """
+
+    __slots__ = (
+        "_append_ms",
+        "_at",
+        "_base_ms",
+        "_base_offset",
+        "_data",
+        "_is_dense",
+        "_is_plain",
+        "_last_offset",
+        "_left",
+        "_pieces",
+        "_record_bytes_max",
+        "next",
+    )
+
+    def __init__(self, raw: bytes, record_bytes_max: int = RECORD_BYTES_MAX) -> None:
+        header = read_header(raw)
+        content = raw[HEADER_BYTES : header.size_bytes]
+        self._is_plain = header.codec == NONE
+        self._data = content if self._is_plain else b""
+        self._pieces: Iterator[bytes] = iter(())
+        if not self._is_plain:
+            self._pieces = pieces(header.codec, content, decompressed_bytes_max(record_bytes_max))
+        self._record_bytes_max = record_bytes_max + RECORD_FRAMING_BYTES
+        self._at = 0
+        self._left = header.records
+        self._is_dense = header.last_offset_delta == header.records - 1
+        self._base_offset = header.base_offset
+        self._last_offset = header.base_offset + header.last_offset_delta
+        self._base_ms = header.base_timestamp_ms
+        self._append_ms = header.max_timestamp_ms if header.attributes & LOG_APPEND_TIME else None
+        self.next = header.base_offset
+        """The least offset that the next record can have."""
+
+    def __iter__(self) -> Iterator[StoredRecord]:
+        return self
+
+    def __next__(self) -> StoredRecord:
+        if not self._left:
+            # The end of compressed data has its checksum.
+            for _ in self._pieces:
+                pass
+            raise StopIteration
+        length = self._length()
+        if length > self._record_bytes_max:
+            self._check_length(length)
+        if self._at + length > len(self._data):
+            self._need(length)
+        self._left -= 1
+        data, end = self._data, self._at + length
+        try:
+            time_delta, at = _varint(data, self._at + 1)
             delta, at = _varint(data, at)
             key, at = _bytes(data, at, end)
             value, at = _bytes(data, at, end)
             headers, at = _headers(data, at, end)
-            if at != end:
-                raise CorruptionError(f"a record ends at byte {at}, its length says {end}")
-            if not before < delta <= header.last_offset_delta:
-                raise CorruptionError(f"a record at offset {delta} of its batch follows one at {before}")
-            before = delta
-            time_ms = header.max_timestamp_ms if is_append_time else header.base_timestamp_ms + time_delta
-            # Only the header is checked when a batch comes in; records of one that lies must not make it unreadable.
-            time_ms = min(max(NO_TIMESTAMP, time_ms), TIMESTAMP_MS_MAX)
-            found.append(StoredRecord(value, key, headers, (), time_ms, 0, offset=header.base_offset + delta))
-    except IndexError:
-        raise CorruptionError("a record batch ends inside a record") from None
-    return found
+        except IndexError:
+            raise CorruptionError("a record batch ends inside a record") from None
+        if at != end:
+            raise CorruptionError(f"a record ends at byte {at}, its length says {end}")
+        offset = self._base_offset + delta
+        if offset > self._last_offset or (offset != self.next if self._is_dense else offset < self.next):
+            raise CorruptionError(f"a record at offset {offset} follows one at {self.next - 1}")
+        time_ms = self._base_ms + time_delta if self._append_ms is None else self._append_ms
+        # Only the header is checked when a batch comes in; records of one that lies must not make it unreadable.
+        time_ms = min(max(NO_TIMESTAMP, time_ms), TIMESTAMP_MS_MAX)
+        self.next = offset + 1
+        self._at = end
+        return StoredRecord(value, key, headers, (), time_ms, 0, offset=offset)
+
+    def _check_length(self, length: int) -> None:
+        if not self._is_plain:
+            raise LimitExceededError(
+                f"the record at offset {self.next} has {length} bytes when decompressed, over the limit of "
+                f"{self._record_bytes_max}; send smaller records, or raise the topic's max.message.bytes"
+            )
+
+    def skip_to(self, offset: int) -> None:
+        """Pass over the records below an offset, without looking into them where there are no holes."""
+        if not self._is_dense:
+            return
+        while self.next < offset and self._left:
+            length = self._length()
+            while self._at + length > len(self._data):
+                length -= len(self._data) - self._at
+                self._data, self._at = next(self._pieces, b""), 0
+                if not self._data:
+                    raise CorruptionError("a record batch ends inside a record")
+            self._at += length
+            self._left -= 1
+            self.next += 1
+
+    def _length(self) -> int:
+        """The length that the next record begins with."""
+        if len(self._data) - self._at < VARINT_BYTES_MAX and not self._is_plain:
+            self._need(VARINT_BYTES_MAX, is_exact=False)
+        try:
+            length, self._at = _varint(self._data, self._at)
+        except IndexError:
+            raise CorruptionError("a record batch ends inside a record") from None
+        if length < 0:
+            raise CorruptionError(f"a record says that it has {length} bytes")
+        return length
+
+    def _need(self, size_bytes: int, *, is_exact: bool = True) -> None:
+        """Have so many bytes from `_at` on; as many as there are unless `is_exact`."""
+        have = len(self._data) - self._at
+        if have >= size_bytes:
+            return
+        gathered = [self._data[self._at :]]
+        while have < size_bytes:
+            piece = next(self._pieces, None)
+            if piece is None:
+                if is_exact:
+                    raise CorruptionError(f"a record of {size_bytes} bytes reaches out of its batch")
+                break
+            gathered.append(piece)
+            have += len(piece)
+        self._data, self._at = b"".join(gathered), 0
 
 
 def encode_records(found: Sequence[StoredRecord], leader_epoch: int = 0) -> bytes:

@@ -14,7 +14,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
-from basaltmq.errors import InvalidArgumentError, InvalidConfigError, ShardNotFoundError, StoreClosedError
+from basaltmq.errors import (
+    DamagedFrameError,
+    InvalidArgumentError,
+    InvalidConfigError,
+    ShardNotFoundError,
+    StoreClosedError,
+)
 from basaltmq.log.columnar import ColumnBatch
 from basaltmq.log.record import Record
 from basaltmq.streams.adapter import (
@@ -221,6 +227,8 @@ class Drivers:
             found = self._topics.get(topic)
             try:
                 return call(*self.route(found, partition))
+            except DamagedFrameError as error:
+                raise error.within(topic, partition) from error
             except ShardNotFoundError:
                 # Deleted, or on its way to another engine: whoever does that holds the lock until it is done.
                 with self._topics.lock:

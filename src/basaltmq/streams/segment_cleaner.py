@@ -22,12 +22,13 @@ What is remembered between steps is in memory only: after a restart a pass begin
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from basaltmq.errors import ShardNotFoundError
+from basaltmq.errors import DamagedFrameError, ShardNotFoundError
 from basaltmq.log.columnar import ColumnBatch
 from basaltmq.log.frame import (
     COLUMNAR,
@@ -97,6 +98,8 @@ EXPIRED_FRAMES_PER_STEP: Final = 1_000
 
 
 OFFSET_MAX: Final = (1 << 63) - 1
+
+_log: Final = logging.getLogger(__name__)
 
 
 class SegmentCleaner:
@@ -261,7 +264,10 @@ class SegmentCleaner:
                         self._latest = None
                     break
                 looked += 1 + sum(entry.records for entry in group)
-                gone += self._rewrite(state, meta.config, group, judge)
+                try:
+                    gone += self._rewrite(state, meta.config, group, judge)
+                except DamagedFrameError as error:
+                    _log.error("compaction leaves offsets %d to %d as they are: %s", *_span(group), error)
                 progress.at = group[-1].last_offset + 1
         return looked, gone
 
@@ -314,7 +320,11 @@ class SegmentCleaner:
                     progress.bound = entry.base_offset
                 else:
                     looked += 1 + entry.records
-                    latest.note(judge.seen_keys(entry), entry.last_offset + 1)
+                    try:
+                        latest.note(judge.seen_keys(entry), entry.last_offset + 1)
+                    except DamagedFrameError as error:
+                        _log.error("compaction passes over offsets %d to %d: %s", *_span([entry]), error)
+                        latest.note({}, entry.last_offset + 1)
         return looked
 
     def _group(self, state: SegmentShard, progress: CompactionPass) -> list[Entry]:
@@ -594,6 +604,11 @@ class _Judge:
         if not self._state.deleted:
             return set()
         return set(self._engine.index.deleted(self._state.number, entry.base_offset, entry.last_offset))
+
+
+def _span(group: Sequence[Entry]) -> tuple[int, int]:
+    """The first and the last offset of frames."""
+    return group[0].base_offset, group[-1].last_offset
 
 
 def _offsets(entry: Entry, batch: ColumnBatch) -> list[int]:

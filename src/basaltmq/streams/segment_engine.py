@@ -50,6 +50,7 @@ from basaltmq.log.frame import (
     encode_deletes,
     encode_frame,
     frame_bytes,
+    records_of,
 )
 from basaltmq.log.kafka import KafkaBatch, columns, incoming
 from basaltmq.log.lane import Lane, LaneOptions
@@ -246,7 +247,9 @@ class SegmentEngine(SegmentReader):
         level = config.durability if durability is None else durability
         now_ms = self._clock_ms()
         batch = incoming(raw, now_ms, is_append_time=config.append_time)
-        words = kafka_words(raw, columns(batch.body) if config.index_keys and batch.count else None, config)
+        words = kafka_words(
+            raw, columns(batch.body, config.record_bytes_max) if config.index_keys and batch.count else None, config
+        )
         with state.lock:
             state.require()
             base = state.next_offset
@@ -368,9 +371,9 @@ class SegmentEngine(SegmentReader):
             found: list[int] = []
             end = state.stable_offset
             entries = self._candidates(shard, state.start_offset, end, config, None, key)
-            for entry, batch in self._frames(state, entries, end):
+            for entry, batch in self._frames(state, entries, end, None, records_of):
                 if batch is not None:
-                    marks = wanted(batch)
+                    marks = wanted.marks(batch)
                     found += [offset_at(batch, entry.base_offset, at) for at, mark in enumerate(marks) if mark]
             gone = self.delete_offsets(state, [at for at in found if state.start_offset <= at < end])
         self.lanes[state.lane].watermarks.wait_all()

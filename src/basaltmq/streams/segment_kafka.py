@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from basaltmq.errors import CorruptionError, DamagedFrameError
+from basaltmq.errors import CorruptionError, DamagedFrameError, LimitExceededError, UnsupportedCodecError
 from basaltmq.log.frame import ALIGNMENT, HEADER_BYTES, KAFKA, Header, records_of
 from basaltmq.log.kafka import KafkaHeader, encode_records, read_header
 from basaltmq.log.kafka_run import TakenBatches, take_batches
@@ -231,7 +231,10 @@ def _batch(reader: SegmentReader, state: SegmentShard, entry: Entry, start: int)
         if header.kind == KAFKA and not deleted:
             return body
         is_aborted = entry.flags & IN_TRANSACTION and reader.index.outcomes.is_aborted(state.number, entry)
-        columns = None if is_aborted else records_of(header, body)
+        columns = None if is_aborted else records_of(header, body, state.config.record_bytes_max)
+    except (LimitExceededError, UnsupportedCodecError):
+        # What cannot be looked into is given whole, with its deleted records, as before a cleaning.
+        return body
     except CorruptionError as error:
         raise reader.damaged(state, entry, error) from error
     if columns is None:

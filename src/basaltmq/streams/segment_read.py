@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from basaltmq.errors import SegmentGoneError
+from basaltmq.errors import BasaltError, SegmentGoneError
 from basaltmq.log.columnar import OFFSET_DELTAS, ColumnBatch, directory_of
 from basaltmq.log.lane import Lane
-from basaltmq.log.record import NEVER, TIMESTAMP_MS_MAX, StoredRecord
+from basaltmq.log.record import NEVER, TIMESTAMP_MS_MAX, StoredRecord, record_size_bytes
 from basaltmq.log.run import Cut, Run, Taken, take_runs
 from basaltmq.streams.adapter import Budget
+from basaltmq.streams.batch_cursor import BatchCursor
 from basaltmq.streams.index_rows import Entry
 
 if TYPE_CHECKING:
@@ -53,6 +54,13 @@ def keep_freed_memory() -> None:
     touched. Elsewhere it does nothing.
     """
     bytes(KEPT_BYTES)
+
+
+class Wanted(NamedTuple):
+    """Which records a read is for."""
+
+    marks: Callable[[ColumnBatch], list[bool]]
+    is_meant: Callable[[StoredRecord], bool]
 
 
 class Place(NamedTuple):
@@ -131,12 +139,38 @@ class Part:
         return whole if self.marks is None else masked(whole, self.marks)
 
 
+class RecordsPart:
+    """Records of a Kafka batch, decoded one by one."""
+
+    __slots__ = ("_records",)
+
+    def __init__(self, records: list[StoredRecord]) -> None:
+        self._records = records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def records(self) -> list[StoredRecord]:
+        return self._records
+
+    def arrow(self) -> pa.RecordBatch:
+        from basaltmq.log.arrow import to_arrow
+
+        records = self._records
+        base = records[0].offset
+        is_dense = records[-1].offset - base == len(records) - 1
+        deltas = None if is_dense else [record.offset - base for record in records]
+        return to_arrow(ColumnBatch.from_records(records, 0, deltas), base)
+
+
 class FramesRead:
     """A `ReadBatch` over frames."""
 
     __slots__ = ("_parts", "high_watermark", "next_offset", "start_offset")
 
-    def __init__(self, parts: list[Part | Run], next_offset: int, start_offset: int, high_watermark: int) -> None:
+    def __init__(
+        self, parts: Sequence[Part | RecordsPart | Run], next_offset: int, start_offset: int, high_watermark: int
+    ) -> None:
         self._parts = parts
         self.next_offset = next_offset
         self.start_offset = start_offset
@@ -157,10 +191,10 @@ class FramesRead:
         runs: list[Run] = []
         for part in self._parts:
             run = part.as_run() if isinstance(part, Part) else part
-            if run is not None:
+            if isinstance(run, Run):
                 runs.append(run)
                 continue
-            assert isinstance(part, Part)
+            assert not isinstance(part, Run)
             if runs:
                 batches.append(joined(runs))
                 runs = []
@@ -209,10 +243,10 @@ class Taker:
         self,
         budget: Budget,
         now_ms: int,
-        wanted: Callable[[ColumnBatch], list[bool]] | None = None,
+        wanted: Wanted | None = None,
         cutter: Cutter | None = None,
     ) -> None:
-        self.parts: list[Part | Run] = []
+        self.parts: list[Part | RecordsPart | Run] = []
         self.stopped_at: int | None = None
         """The offset to go on with, once the budget did not allow more."""
         self.is_full = False
@@ -245,6 +279,37 @@ class Taker:
             self.parts.append(Part(base_offset, batch, 0, batch.count))
             return True
         return self._take_some(base_offset, batch, begin, stop, marks)
+
+    def take_records(self, cursor: BatchCursor, offset: int, end: int, deleted: Sequence[int]) -> bool:
+        """The same for a Kafka batch, which is decoded as far as the budget goes.
+
+        An error inside the batch is raised if it comes first; else the next read begins with it.
+        """
+        budget = self._budget
+        gone = set(deleted)
+        is_meant = None if self._wanted is None else self._wanted.is_meant
+        found: list[StoredRecord] = []
+        is_whole = True
+        try:
+            while (record := cursor.take(offset)) is not None and record.offset < end:
+                if record.offset in gone or (is_meant is not None and not is_meant(record)):
+                    continue
+                if budget.records_left <= 0 or not budget.take(record_size_bytes(record)):
+                    cursor.put_back(record)
+                    self.stopped_at = record.offset
+                    self.is_full = True
+                    is_whole = False
+                    break
+                found.append(record)
+        except BasaltError:
+            if not found:
+                raise
+            self.stopped_at = cursor.next_offset
+            self.is_full = True
+            is_whole = False
+        if found:
+            self.parts.append(RecordsPart(found))
+        return is_whole
 
     def walk(self, log: Lane, shard: int, first: Place, end: int) -> int:
         """Take whole plain frames that follow one another in the log, beginning with `first`; the offset after them.
@@ -347,7 +412,7 @@ class Taker:
         """Which records between `begin` and `stop` are meant; None if all are."""
         marks: list[bool] | None = None
         if self._wanted is not None:
-            marks = self._wanted(batch)[begin:stop]
+            marks = self._wanted.marks(batch)[begin:stop]
         expiries = batch.expiries()
         if expiries is not None:
             now_ms = self._now_ms

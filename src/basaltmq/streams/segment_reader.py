@@ -14,14 +14,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice, pairwise
 from typing import Final, TypeVar
 
-from basaltmq.errors import BasaltError, CorruptionError, DamagedFrameError, StoreStalledError
+from basaltmq.errors import (
+    BasaltError,
+    CorruptionError,
+    DamagedFrameError,
+    LimitExceededError,
+    StoreStalledError,
+    UnsupportedCodecError,
+)
 from basaltmq.log.columnar import ColumnBatch
-from basaltmq.log.frame import HEADER_BYTES, Header, check_body, decode_header, records_of
+from basaltmq.log.frame import HEADER_BYTES, KAFKA, Header, check_body, decode_header, records_of
 from basaltmq.log.kafka import KafkaHeader
 from basaltmq.log.kafka_run import LARGE_BYTES
 from basaltmq.log.lane import Lane
@@ -38,6 +45,7 @@ from basaltmq.streams.adapter import (
     check_offset,
     hash64,
 )
+from basaltmq.streams.batch_cursor import BatchCursor, Cursors
 from basaltmq.streams.engine import EngineBase
 from basaltmq.streams.index import StreamIndex
 from basaltmq.streams.index_rows import IN_TRANSACTION, Entry
@@ -51,6 +59,7 @@ from basaltmq.streams.segment_read import (
     FramesRead,
     Place,
     Taker,
+    Wanted,
     find_cutter,
     keep_freed_memory,
 )
@@ -60,6 +69,10 @@ from basaltmq.streams.tick import TickSync
 from basaltmq.streams.watermark import Watermarks
 
 T = TypeVar("T")
+Opened = TypeVar("Opened")
+
+_UNREADABLE: Final = (CorruptionError, LimitExceededError, UnsupportedCodecError)
+"""Why the records of a frame cannot be read. Kafka clients get such a batch as it is; other readers pass over it."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -147,6 +160,7 @@ class SegmentReader(EngineBase):
         self.bookmarks = Bookmarks()
         self._damage_logged: set[tuple[int, int]] = set()
         """(lane, position) of damaged frames that the log names. A consumer may retry one for ever."""
+        self.cursors = Cursors()
         keep_freed_memory()
 
     def cut(self, raw: bytes) -> Cut | None:
@@ -241,7 +255,7 @@ class SegmentReader(EngineBase):
                 return FramesRead(taker.parts, offset, start, end)
         try:
             entries = self._candidates(shard, offset, end, meta.config, tag, key)
-            for entry, batch in self._frames(state, entries, end, budget):
+            for entry, batch in self._opened(state, entries, offset, end, budget):
                 if budget.scans_left <= 0 or budget.records_left <= 0:
                     next_offset = max(offset, entry.base_offset)
                     break
@@ -249,7 +263,7 @@ class SegmentReader(EngineBase):
                 if batch is None:
                     continue
                 gone = self.index.deleted(shard, entry.base_offset, entry.last_offset) if deleted else ()
-                if not taker.take(entry.base_offset, batch, offset, end, gone):
+                if not self._take(state, taker, entry, batch, offset, end, gone):
                     assert taker.stopped_at is not None
                     next_offset = taker.stopped_at
                     break
@@ -273,8 +287,8 @@ class SegmentReader(EngineBase):
                 break
             if first.base_offset < offset:
                 # The last read ended inside a frame.
-                batch = self.seen_of(state, first)
-                if batch is not None and not taker.take(first.base_offset, batch, offset, end, ()):
+                _, batch = next(self._opened(state, iter([first]), offset, end, None))
+                if batch is not None and not self._take(state, taker, first, batch, offset, end, ()):
                     assert taker.stopped_at is not None
                     return taker.stopped_at
                 offset = first.last_offset + 1
@@ -291,6 +305,47 @@ class SegmentReader(EngineBase):
                 return reached
             offset = reached
         return offset
+
+    def _opened(
+        self, state: SegmentShard, entries: Iterator[Entry], offset: int, end: int, budget: Budget | None
+    ) -> Iterator[tuple[Entry, ColumnBatch | BatchCursor | None]]:
+        """The frames of entries below `end`: columns, or a cursor into a Kafka batch, none if it was aborted."""
+        first = next(entries, None)
+        if first is None:
+            return
+        cursor = self.cursors.take(state.number, first.position, offset) if first.base_offset < offset else None
+        if cursor is None:
+            entries = chain((first,), entries)
+        elif self.is_seen(state, first):
+            yield first, cursor
+        yield from self._frames(state, entries, end, budget, self._unopened)
+
+    @staticmethod
+    def _unopened(header: Header, body: bytes, record_bytes_max: int) -> ColumnBatch | BatchCursor | None:
+        if header.kind == KAFKA and header.records:
+            return BatchCursor(body, record_bytes_max)
+        return records_of(header, body, record_bytes_max)
+
+    def _take(
+        self,
+        state: SegmentShard,
+        taker: Taker,
+        entry: Entry,
+        batch: ColumnBatch | BatchCursor,
+        offset: int,
+        end: int,
+        deleted: Sequence[int],
+    ) -> bool:
+        """Take records of one frame; False if the read ends inside it."""
+        if isinstance(batch, ColumnBatch):
+            return taker.take(entry.base_offset, batch, offset, end, deleted)
+        try:
+            is_whole = taker.take_records(batch, offset, end, deleted)
+        except _UNREADABLE as error:
+            raise self.damaged(state, entry, error, first_offset=max(offset, batch.next_offset)) from error
+        if batch.is_paused:
+            self.cursors.leave(state.number, entry.position, batch)
+        return is_whole
 
     def _walk_from(self, place: Place, log: Lane, state: SegmentShard, taker: Taker, end: int) -> int:
         reached = taker.walk(log, state.number, place, end)
@@ -319,8 +374,13 @@ class SegmentReader(EngineBase):
                 yield entry
 
     def _frames(
-        self, state: SegmentShard, entries: Iterator[Entry], end: int, budget: Budget | None = None
-    ) -> Iterator[tuple[Entry, ColumnBatch | None]]:
+        self,
+        state: SegmentShard,
+        entries: Iterator[Entry],
+        end: int,
+        budget: Budget | None,
+        opened: Callable[[Header, bytes, int], Opened],
+    ) -> Iterator[tuple[Entry, Opened | None]]:
         """The frames of entries below `end`; neighbours in the log are read together, as far as the budget goes."""
         run: list[Entry] = []
         size = records = 0
@@ -333,7 +393,7 @@ class SegmentReader(EngineBase):
                 or size + entry.size_bytes > bytes_max
                 or records >= records_max
             ):
-                yield from self._read_run(state, run, size)
+                yield from self._read_run(state, run, size, opened)
                 run, size, records = [], 0, 0
             if budget is not None and not run:
                 bytes_max, records_max = min(READ_RUN_BYTES, budget.bytes_left), budget.records_left
@@ -341,11 +401,17 @@ class SegmentReader(EngineBase):
             size += entry.size_bytes
             records += entry.records
         if run:
-            yield from self._read_run(state, run, size)
+            yield from self._read_run(state, run, size, opened)
 
     def _read_run(
-        self, state: SegmentShard, run: list[Entry], size: int, *, is_whole: bool = False
-    ) -> Iterator[tuple[Entry, ColumnBatch | None]]:
+        self,
+        state: SegmentShard,
+        run: list[Entry],
+        size: int,
+        opened: Callable[[Header, bytes, int], Opened],
+        *,
+        is_whole: bool = False,
+    ) -> Iterator[tuple[Entry, Opened | None]]:
         """The records of frames; those of aborted ones only if asked for."""
         log = self.lanes[state.lane].log
         first = run[0].position
@@ -364,13 +430,15 @@ class SegmentReader(EngineBase):
                     raise CorruptionError("the index points to another frame")
                 batch = None
                 if is_whole or self.is_seen(state, entry):
-                    batch = records_of(header, body)
-            except CorruptionError as error:
+                    batch = opened(header, body, state.config.record_bytes_max)
+            except _UNREADABLE as error:
                 raise self.damaged(state, entry, error) from error
             yield entry, batch
 
-    def damaged(self, state: SegmentShard, entry: Entry, error: CorruptionError) -> DamagedFrameError:
-        """The error for a frame that cannot be read. Logs lane and position once per frame."""
+    def damaged(
+        self, state: SegmentShard, entry: Entry, error: BasaltError, *, first_offset: int | None = None
+    ) -> DamagedFrameError:
+        """The error for a frame, or for its rest, that cannot be read. Logs lane and position once per frame."""
         log = self.lanes[state.lane].log
         place = (state.lane, entry.position)
         if place not in self._damage_logged:
@@ -388,11 +456,12 @@ class SegmentReader(EngineBase):
                 error,
             )
         reason = f"{log.path} at position {entry.position}: {error}"
-        return DamagedFrameError(state.number, entry.base_offset, entry.last_offset, reason)
+        base = entry.base_offset if first_offset is None else first_offset
+        return DamagedFrameError(state.number, min(base, entry.last_offset), entry.last_offset, reason)
 
     def load(self, state: SegmentShard, entry: Entry) -> ColumnBatch | None:
         """The records of one frame, aborted or not."""
-        return next(iter(self._read_run(state, [entry], entry.size_bytes, is_whole=True)))[1]
+        return next(self._read_run(state, [entry], entry.size_bytes, records_of, is_whole=True))[1]
 
     def is_seen(self, state: SegmentShard, entry: Entry) -> bool:
         """Is the frame part of no transaction, or of one that was committed?"""
@@ -400,7 +469,7 @@ class SegmentReader(EngineBase):
 
     def seen_of(self, state: SegmentShard, entry: Entry) -> ColumnBatch | None:
         """The records of one frame, none if it was aborted."""
-        return next(iter(self._read_run(state, [entry], entry.size_bytes)))[1]
+        return next(self._read_run(state, [entry], entry.size_bytes, records_of))[1]
 
     def frame_of(self, state: SegmentShard, entry: Entry) -> tuple[Header, bytes]:
         """One frame as it lies in the log, checked."""
@@ -430,20 +499,28 @@ class SegmentReader(EngineBase):
             now_ms = self._clock_ms()
             entries = self.index.entries(shard, max(from_offset, start))
             older = (entry for entry in entries if entry.timestamp_max_ms >= timestamp_ms)
-            for entry, batch in self._frames(state, older, end):
+            wanted = Wanted(
+                lambda each: [at >= timestamp_ms for at in each.timestamps()],
+                lambda record: record.timestamp_ms >= timestamp_ms,
+            )
+            for entry, batch in self._frames(state, older, end, None, self._unopened):
                 if batch is None:
                     continue
                 gone = self.index.deleted(shard, entry.base_offset, entry.last_offset) if deleted else ()
-                taker = Taker(Budget(1, 0), now_ms, lambda each: [at >= timestamp_ms for at in each.timestamps()])
-                taker.take(entry.base_offset, batch, start, end, gone)
+                taker = Taker(Budget(1, 0), now_ms, wanted)
+                try:
+                    self._take(state, taker, entry, batch, start, end, gone)
+                except DamagedFrameError:
+                    # The record is in this frame, as its header says; who reads there is told what is wrong.
+                    return max(start, entry.base_offset)
                 if taker.parts:
                     return taker.parts[0].records()[0].offset
         return start if otherwise is Otherwise.EARLIEST else end
 
 
-def wanted_records(tag: bytes | None, key: bytes | None) -> Callable[[ColumnBatch], list[bool]] | None:
+def wanted_records(tag: bytes | None, key: bytes | None) -> Wanted | None:
     if tag is not None:
-        return lambda batch: [tag in tags for tags in batch.tags()]
+        return Wanted(lambda batch: [tag in tags for tags in batch.tags()], lambda record: tag in record.tags)
     if key is not None:
-        return lambda batch: [key == each for each in ColumnBatch.keys(batch)]
+        return Wanted(lambda batch: [key == each for each in ColumnBatch.keys(batch)], lambda record: record.key == key)
     return None

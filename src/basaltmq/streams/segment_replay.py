@@ -9,12 +9,13 @@ which 2 are checksums and 3 RocksDB's; 20 us for another one of plain records.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
 import google_crc32c
 
-from basaltmq.errors import InvalidArgumentError, ShardNotFoundError
+from basaltmq.errors import InvalidArgumentError, LimitExceededError, ShardNotFoundError
 from basaltmq.log.columnar import ColumnBatch
 from basaltmq.log.frame import (
     AWAITED,
@@ -57,6 +58,8 @@ from basaltmq.streams.shards import ShardConfig
 
 Progress = Callable[[int, int], None]
 """Told (bytes done, bytes in all) every PROGRESS_BYTES and at the end."""
+
+_log: Final = logging.getLogger(__name__)
 
 
 def note(index: StreamIndex, lane: int, segment: int, position: int, header: Header, garbage: int) -> None:
@@ -241,11 +244,15 @@ class Replay:
         is_edge = base < state.start_offset
         if header.kind == KAFKA:
             # Looked into only where its keys are indexed, as when it was appended.
-            batch = records_of(header, body) if config.index_keys else None
+            batch = self._indexed(header, body, config) if config.index_keys else None
             words = kafka_words(body, batch, config)
         else:
             has_words = body[4:6] != ONLY_VALUES
-            batch = records_of(header, body) if has_words or header.flags & ~AWAITED or is_edge else None
+            batch = (
+                records_of(header, body, config.record_bytes_max)
+                if has_words or header.flags & ~AWAITED or is_edge
+                else None
+            )
             words = Words(batch, config) if has_words else NO_WORDS
         entry = entry_of(header, position, words, first_expiry(batch, base, state.start_offset))
         if header.flags & REWRITTEN:
@@ -263,6 +270,18 @@ class Replay:
                 self._index.add(state, entry, words, config)
         if last >= state.next_offset:
             state.next_offset = state.high_watermark = last + 1
+
+    @staticmethod
+    def _indexed(header: Header, body: bytes, config: ShardConfig) -> ColumnBatch | None:
+        """The records of a Kafka batch, for its keys; none if an earlier version took one that is too large now."""
+        try:
+            return records_of(header, body, config.record_bytes_max)
+        except LimitExceededError as error:
+            _log.warning(
+                "shard %d, offsets %d to %d: keys are not indexed: %s",
+                header.shard, header.base_offset, header.last_offset, error,
+            )  # fmt: skip
+            return None
 
     def _event(self, state: SegmentShard | None, header: Header, position: int, body: bytes) -> None:
         if header.kind == DROP:
@@ -305,7 +324,7 @@ class Replay:
         header = decode_header(self._log.seed, raw)
         body = raw[HEADER_BYTES : HEADER_BYTES + header.body_bytes]
         check_body(header, body)
-        return records_of(header, body)
+        return records_of(header, body, state.config.record_bytes_max)
 
     def _below(self, state: SegmentShard, entry: Entry, offset: int) -> int:
         if offset <= entry.base_offset or entry.records == 0:

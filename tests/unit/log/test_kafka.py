@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 from struct import pack, pack_into
 
 import google_crc32c
@@ -50,7 +51,9 @@ def compressed(codec: int, raw: bytes, content: bytes | None = None) -> bytes:
     """An uncompressed batch with its records compressed; or with `content` as what should be that."""
     records = raw[kafka.HEADER_BYTES :]
     if content is None:
-        if codec == codecs.GZIP:
+        if codec == codecs.NONE:
+            content = records
+        elif codec == codecs.GZIP:
             content = gzip.compress(records)
         else:
             pa = pytest.importorskip("pyarrow")
@@ -118,13 +121,55 @@ def test_snappy_in_blocks_of_a_java_producer_is_read() -> None:
             kafka.records(compressed(codecs.SNAPPY, raw, wrong))
 
 
+@pytest.mark.promise("P8")
 @pytest.mark.parametrize("codec", [codecs.GZIP, codecs.SNAPPY, codecs.LZ4, codecs.ZSTD])
 def test_what_decompresses_to_more_than_the_limit_is_refused(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = kafka.encode_plain([Record(bytes(200_000), timestamp_ms=1)])
+    raw = kafka.encode_plain([Record(bytes(200_000), timestamp_ms=1)] * 10)
     bomb = compressed(codec, raw)
-    monkeypatch.setattr(codecs, "DECOMPRESSED_BYTES_MAX", 100_000)
-    with pytest.raises(LimitExceededError, match="100000 bytes"):
-        kafka.records(bomb)
+    monkeypatch.setattr(kafka, "DECOMPRESSED_BYTES_MIN", 1_000_000)
+    with pytest.raises(LimitExceededError, match="1000000 bytes"):
+        kafka.records(bomb, 300_000)
+    monkeypatch.setattr(kafka, "DECOMPRESSED_BYTES_MIN", 3_000_000)
+    with pytest.raises(LimitExceededError, match=r"offset 0 has 2000\d\d bytes"):
+        kafka.records(bomb, 100_000)
+    assert len(kafka.records(bomb, 2_000_000)) == 10
+    assert len(kafka.records(raw, 1)) == 10, "what is not compressed is as large as it looks"
+
+
+@pytest.mark.parametrize("codec", [codecs.GZIP, codecs.SNAPPY, codecs.LZ4, codecs.ZSTD])
+@pytest.mark.promise("P8")
+def test_a_bomb_costs_a_piece_of_memory_and_no_more(codec: int) -> None:
+    raw = kafka.encode_plain([Record(b"x", timestamp_ms=1), Record(bytes(40 << 20), timestamp_ms=1)])
+    bomb = compressed(codec, raw)
+    del raw
+    pa = pytest.importorskip("pyarrow")
+    before = pa.default_memory_pool().max_memory()
+    tracemalloc.start()
+    try:
+        with pytest.raises(LimitExceededError):
+            kafka.columns(bomb)
+        peak = tracemalloc.get_traced_memory()[1] + pa.default_memory_pool().max_memory() - before
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 << 20
+
+
+@pytest.mark.parametrize("codec", [codecs.NONE, codecs.GZIP, codecs.SNAPPY, codecs.LZ4, codecs.ZSTD])
+def test_a_reader_goes_on_from_any_offset(codec: int) -> None:
+    records = [Record(b"%d" % at * (at % 97), b"k" if at % 3 else None, timestamp_ms=at) for at in range(3000)]
+    raw = kafka.incoming(compressed(codec, kafka.encode_plain(records)), 5).placed(1000).body
+    expected = stored(records, 1000)
+    for begin in (0, 1, 999, 2999, 3000, 4000):
+        reader = kafka.RecordReader(raw)
+        reader.skip_to(1000 + begin)
+        assert list(reader) == expected[begin:]
+
+
+def test_more_records_than_a_write_may_have_are_refused() -> None:
+    raw = kafka.encode_plain([Record(b"", timestamp_ms=1)] * (kafka.RECORDS_MAX + 1))
+    with pytest.raises(InvalidArgumentError, match="100000"):
+        kafka.check_batch(raw)
+    assert len(kafka.records(raw)) == kafka.RECORDS_MAX + 1, "one that is stored is read"
 
 
 def test_a_codec_nobody_knows_is_named() -> None:
