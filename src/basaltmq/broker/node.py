@@ -39,6 +39,7 @@ from basaltmq.catalog.objects import CatalogObject
 from basaltmq.catalog.record import ROOT
 from basaltmq.errors import AlreadyExistsError, BasaltError, DiskFullError, InvalidArgumentError, VHostNotFoundError
 from basaltmq.queues.paging import MemoryBudget
+from basaltmq.queues.script_budget import ScriptBudget
 from basaltmq.store.free_space import disk_bytes, free_bytes
 from basaltmq.store.open import open_store
 from basaltmq.store.options import SharedMemory, StoreOptions
@@ -85,6 +86,7 @@ class Node:
         self._store = store
         self._memory = memory
         self._budget = MemoryBudget()
+        self._script_budget = ScriptBudget()
         self._commit = LoopCommit(store)
         self.catalog = Catalog(store, Commits(store, self._commit))
         self.users = Users(
@@ -318,7 +320,14 @@ class Node:
         def open_it() -> VHost:
             store = open_store(path, create=is_new, options=options)
             try:
-                return VHost(name, store, path=path, budget=self._budget, event_sample=self.config.events.sample)
+                return VHost(
+                    name,
+                    store,
+                    path=path,
+                    budget=self._budget,
+                    script_budget=self._script_budget,
+                    event_sample=self.config.events.sample,
+                )
             except BaseException:
                 store.close()
                 raise

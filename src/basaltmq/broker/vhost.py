@@ -49,6 +49,7 @@ from basaltmq.queues.event_topic import EventSettings, EventWriter
 from basaltmq.queues.message import Message
 from basaltmq.queues.paging import MemoryBudget
 from basaltmq.queues.plane import QueuePlane
+from basaltmq.queues.script_budget import ScriptBudget
 from basaltmq.store.api import Store
 from basaltmq.store.size import SizeGuard
 from basaltmq.streams.shards import Engine
@@ -72,13 +73,14 @@ class VHost:
         path: Path | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
         budget: MemoryBudget | None = None,
+        script_budget: ScriptBudget | None = None,
         report: Callable[[str], None] | None = None,
         event_sample: float = 0.0,
     ) -> None:
         """Open what the store holds. Takes as long as recovery does: call it in a thread, then `start` on the loop.
 
-        `budget` is what queues may hold in memory, shared with other virtual hosts. `event_sample` is the share of
-        messages whose life is told to the topic `__events`.
+        `budget` is what queues may hold in memory, `script_budget` the time of scripts; other virtual hosts share both.
+        `event_sample` is the share of messages whose life is told to the topic `__events`.
         """
         self.name = name
         self.store = store
@@ -102,7 +104,12 @@ class VHost:
         self.commit = LoopCommit(store)
         try:
             self.plane = QueuePlane(
-                store, self.commit, clock_ns=clock_ns, on_deadline=self._deadline_moved, budget=budget
+                store,
+                self.commit,
+                clock_ns=clock_ns,
+                on_deadline=self._deadline_moved,
+                budget=budget,
+                script_budget=script_budget,
             )
             self.plane.dead_letter_router = self._dead_letter
             self.policies = Policies(store)

@@ -23,6 +23,7 @@ from basaltmq.errors import InvalidConfigError, QueueExistsError, QueueNotFoundE
 from basaltmq.queues.config import QueueConfig, queue_config
 from basaltmq.queues.event_topic import EventWriter
 from basaltmq.queues.plane import QueuePlane
+from basaltmq.queues.script_budget import EMBEDDED_CALL_MS, ScriptBudget
 from basaltmq.store.api import Store
 from basaltmq.store.commit import GroupCommit
 
@@ -54,7 +55,13 @@ class OpenQueues:
         self._closing = False
         self.commit = GroupCommit(store)
         try:
-            self.plane = QueuePlane(store, self.commit, clock_ns=clock_ns, on_deadline=self._changed.set)
+            self.plane = QueuePlane(
+                store,
+                self.commit,
+                clock_ns=clock_ns,
+                on_deadline=self._changed.set,
+                script_budget=ScriptBudget(EMBEDDED_CALL_MS, share=1),
+            )
         except BaseException:
             self.commit.close()
             raise

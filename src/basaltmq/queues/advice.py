@@ -13,6 +13,7 @@ import msgspec
 
 from basaltmq.ids import format_id
 from basaltmq.queues.draft import Draft
+from basaltmq.queues.making import checked
 from basaltmq.queues.message import Message
 
 if TYPE_CHECKING:
@@ -23,10 +24,10 @@ Verdict: TypeAlias = tuple[bool, int | None]
 
 
 def on_enqueue(queue: Queue, drafts: Sequence[Draft | bytes]) -> Sequence[Draft | bytes]:
-    """Drafts as the queue's script wants them."""
+    """Drafts as the queue's script wants them; what no queue would take is refused before the script runs."""
     if queue.hooks is None or queue.hooks.on_enqueue is None:
         return drafts
-    whole = [Draft(payload=draft) if isinstance(draft, bytes) else draft for draft in drafts]
+    whole = checked(queue.name, drafts)
     advised = queue.hooks.advise_enqueue([(draft.headers, len(draft.payload)) for draft in whole])
     changed: list[Draft | bytes] = []
     for draft, advice in zip(whole, advised, strict=True):

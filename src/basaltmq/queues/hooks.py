@@ -12,6 +12,9 @@ A field that is absent leaves what the publisher or the queue's configuration sa
 Breaker: after three failures in a row the script is not called for ten seconds and messages get the defaults (counted
 as skipped). Then a single message is tried: if it succeeds the breaker closes, if it fails another ten seconds begin.
 
+Scripts of all queues share an account of time (`script_budget`). Messages for which none is left get the defaults,
+counted as skipped.
+
 Many messages go in one call. The rules are those of one message after the other: a failure in the middle counts
 between the successes around it, and what is behind the failure that opens the breaker gets the defaults.
 """
@@ -27,6 +30,7 @@ from basaltmq.queues.config import DURATION_MS_MAX
 from basaltmq.queues.fairness import WEIGHT_MAX
 from basaltmq.queues.lua import LuaScript, ScriptLimits, ScriptShape, Value
 from basaltmq.queues.message import FAIRNESS_KEY_BYTES_MAX, HEADERS_BYTES_MAX, THROTTLE_KEYS_MAX
+from basaltmq.queues.script_budget import ScriptBudget
 
 FAILURES_MAX: Final = 3
 """One bad message is the message's fault, three in a row are the script's."""
@@ -35,6 +39,9 @@ OPEN_NS: Final = 10_000_000_000
 
 ERROR_CHARACTERS_MAX: Final = 4096
 """Of a consumer's error text, what a script gets to see."""
+
+PIECE_MESSAGES: Final = 256
+"""Messages encoded for a script together: what no time is left for is not encoded in vain."""
 
 RECORD_BYTES_MAX: Final = 2 * HEADERS_BYTES_MAX
 """The headers a message may have, their lengths, and the rest; more is refused by the queue anyway."""
@@ -132,35 +139,56 @@ class Hook(Generic[A]):
     """One script of a queue: runs it, reads its results, minds the breaker, counts."""
 
     def __init__(
-        self, script: LuaScript, read: Callable[[tuple[Value, ...]], A], default: A, clock_ns: Callable[[], int]
+        self,
+        script: LuaScript,
+        read: Callable[[tuple[Value, ...]], A],
+        default: A,
+        clock_ns: Callable[[], int],
+        budget: ScriptBudget,
     ) -> None:
         self._script = script
         self._read = read
         self._default = default
         self._clock_ns = clock_ns
         self._breaker = Breaker(clock_ns)
+        self._budget = budget
         self._counters = HookCounters()
 
     @property
     def counters(self) -> HookCounters:
         return replace(self._counters, trips=self._breaker.trips, is_open=self._breaker.is_open)
 
-    def record(self, values: Sequence[str | int], headers: Mapping[str, str]) -> bytes | None:
-        """A message for `advise`; None when it is not one a script can be shown (checked and refused elsewhere)."""
+    def _record(self, values: Sequence[str | int], headers: Mapping[str, str]) -> bytes | None:
+        """A message as the script gets it; None when it is not one a script can be shown."""
         try:
             record = self._script.encode_record(values, headers)
         except (AttributeError, TypeError, ValueError, AssertionError, struct.error):
             return None
         return record if len(record) <= RECORD_BYTES_MAX else None
 
-    def advise(self, records: Sequence[bytes | None]) -> list[A]:
-        """An answer for each record, the default one where the script gave none."""
-        usable = [record for record in records if record is not None]
-        answers = self._run(usable)
-        if len(usable) == len(records):
-            return answers
-        given = iter(answers)
-        return [self._default if record is None else next(given) for record in records]
+    def advise(self, messages: Sequence[tuple[Sequence[str | int], Mapping[str, str]]]) -> list[A]:
+        """An answer for each message (values, headers), the default one where the script gave none.
+
+        All of them together have the time of one call; what is left when it is over gets the default.
+        """
+        answers: list[A] = []
+        self._budget.begin()
+        try:
+            for at in range(0, len(messages), PIECE_MESSAGES):
+                if self._budget.left_us() <= 0:
+                    break
+                piece = messages[at : at + PIECE_MESSAGES]
+                records = [self._record(values, headers) for values, headers in piece]
+                given = iter(self._run([record for record in records if record is not None]))
+                answers += [self._default if record is None else next(given) for record in records]
+        finally:
+            self._budget.end()
+        skipped = len(messages) - len(answers)
+        if skipped:
+            self._counters = replace(
+                self._counters, skipped=self._counters.skipped + skipped, last_error=self._script.over_budget.text
+            )
+        return answers + [self._default] * skipped
 
     def release(self) -> None:
         """Give up the script's memory until it is called again."""
@@ -176,8 +204,9 @@ class Hook(Generic[A]):
             if allowed == 0:
                 break
             end = len(records) if allowed is None else len(answers) + allowed
-            rows, failure = self._script.run(records[len(answers) : end])
-            problem = None if failure is None else failure.text
+            rows, failure = self._script.run(records[len(answers) : end], self._budget.left_us)
+            is_over = failure is not None and failure.fault == "budget"
+            problem = None if failure is None or is_over else failure.text
             for row in rows:
                 try:
                     answers.append(self._read(row))
@@ -192,6 +221,9 @@ class Hook(Generic[A]):
                 error = problem
                 answers.append(self._default)
                 self._breaker.failed()
+            elif is_over and failure is not None:
+                error = failure.text
+                break
         counters = self._counters
         skipped = len(records) - len(answers)
         answers += [self._default] * skipped
@@ -218,9 +250,11 @@ class QueueHooks:
         clock_ns: Callable[[], int],
         read_state: Callable[[str], str | None] | None = None,
         limits: ScriptLimits | None = None,
+        budget: ScriptBudget | None = None,
         seed: int = 0,
     ) -> None:
         self._queue = queue
+        budget = budget or ScriptBudget()
 
         def script(source: str, shape: ScriptShape) -> LuaScript:
             return LuaScript(source, shape, limits=limits, read_state=read_state, seed=seed)
@@ -228,16 +262,16 @@ class QueueHooks:
         self.on_enqueue: Hook[EnqueueAdvice] | None = None
         self.on_failure: Hook[FailureAdvice] | None = None
         if on_enqueue is not None:
-            self.on_enqueue = Hook(script(on_enqueue, ON_ENQUEUE), _enqueue_advice, EnqueueAdvice(), clock_ns)
+            self.on_enqueue = Hook(script(on_enqueue, ON_ENQUEUE), _enqueue_advice, EnqueueAdvice(), clock_ns, budget)
         if on_failure is not None:
-            self.on_failure = Hook(script(on_failure, ON_FAILURE), _failure_advice, FailureAdvice(), clock_ns)
+            self.on_failure = Hook(script(on_failure, ON_FAILURE), _failure_advice, FailureAdvice(), clock_ns, budget)
 
     def advise_enqueue(self, messages: Sequence[tuple[Mapping[str, str], int]]) -> list[EnqueueAdvice]:
         """For messages as (headers, payload size)."""
         hook = self.on_enqueue
         if hook is None:
             return [EnqueueAdvice()] * len(messages)
-        return hook.advise([hook.record((self._queue, size), headers) for headers, size in messages])
+        return hook.advise([((self._queue, size), headers) for headers, size in messages])
 
     def advise_failure(self, messages: Sequence[tuple[str, Mapping[str, str], int, str]]) -> list[FailureAdvice]:
         """For messages as (id, headers, attempts, error text)."""
@@ -246,7 +280,7 @@ class QueueHooks:
             return [FailureAdvice()] * len(messages)
         return hook.advise(
             [
-                hook.record((self._queue, message_id, attempts, error[:ERROR_CHARACTERS_MAX]), headers)
+                ((self._queue, message_id, attempts, error[:ERROR_CHARACTERS_MAX]), headers)
                 for message_id, headers, attempts, error in messages
             ]
         )

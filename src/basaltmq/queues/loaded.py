@@ -229,6 +229,7 @@ class LoadedQueues:
             on_failure=config.on_failure_script,
             clock_ns=self._clock_ns,
             read_state=self._settings.for_scripts,
+            budget=self._shared.script_budget,
         )
 
     def _assemble(self, config: QueueConfig, stats: QueueStats, leases: Leases) -> Queue:

@@ -51,11 +51,19 @@ HOOK_INTERVAL: Final = 300
 """Instructions between two looks at the limits. An instruction on a string as large as the memory limit takes about
 0.1 ms, so that is some 30 ms at worst; a look costs about 1 us, and most scripts end before their first."""
 
+BUDGET_GRACE_US: Final = 10_000
+"""For the record that is worked on when the time of a call is over: five times what its instructions take."""
+
+_SLICE_US_MIN: Final = 1_000
+"""Time for one call into Lua at least: less would not get through one record."""
+
+_UNLIMITED_US: Final = 1 << 50
+
 _PUSH_BYTES: Final = 64 << 10
 """What a call may need besides its argument before Lua is in protected mode: string headers, stack growth."""
 
 Kind = Literal["string", "integer", "strings"]
-Fault = Literal["error", "instructions", "cpu", "memory", "result"]
+Fault = Literal["error", "instructions", "cpu", "memory", "result", "budget"]
 Value = str | int | tuple[str, ...] | None
 
 _U32: Final = Struct("<I")
@@ -151,8 +159,10 @@ class LuaScript:
             parts += (_U32.pack(len(raw)), raw, _U32.pack(len(raw_text)), raw_text)
         return b"".join(parts)
 
-    def run(self, records: Sequence[bytes]) -> tuple[list[tuple[Value, ...]], ScriptFailure | None]:
-        """Call the script for each record, up to the first failure.
+    def run(
+        self, records: Sequence[bytes], left_us: Callable[[], int] = lambda: _UNLIMITED_US
+    ) -> tuple[list[tuple[Value, ...]], ScriptFailure | None]:
+        """Call the script for each record, up to the first failure, or until no time is left ("budget").
 
         The rows of the records before it, and the failure of the record behind the last row (None: all have rows). The
         caller goes on behind the failed record if it wants to.
@@ -160,17 +170,26 @@ class LuaScript:
         rows: list[tuple[Value, ...]] = []
         at = 0
         while at < len(records):
+            if left_us() <= 0:
+                return rows, self.over_budget
             size = len(records[at])
             end = at + 1
             while end < len(records) and size + len(records[end]) <= INPUT_BYTES_MAX:
                 size += len(records[end])
                 end += 1
-            got, failure = self._run_chunk(records[at:end])
+            got, failure = self._run_chunk(records[at:end], left_us)
             rows += got
+            at += len(got)
+            if failure is None and not got:
+                failure = self.over_budget
             if failure is not None:
                 return rows, failure
-            at = end
         return rows, None
+
+    @property
+    def over_budget(self) -> ScriptFailure:
+        """Of records for which no time is left."""
+        return self._failure("budget", "")
 
     def release(self) -> None:
         """Drop the runtime; the next run makes one again."""
@@ -181,14 +200,17 @@ class LuaScript:
         """What the runtime holds at this moment, garbage included."""
         return 0 if self._runtime is None else int(self._runtime.get_memory_used(total=True))
 
-    def _run_chunk(self, records: Sequence[bytes]) -> tuple[list[tuple[Value, ...]], ScriptFailure | None]:
+    def _run_chunk(
+        self, records: Sequence[bytes], left_us: Callable[[], int]
+    ) -> tuple[list[tuple[Value, ...]], ScriptFailure | None]:
+        """As `run`; without a failure it may also end early, as the clock of Lua counts other threads too."""
         data = b"".join(records)
         failure = self._make_room(len(data))
         if failure is not None:
             return [], failure
         assert self._step is not None
         try:
-            status, raw, done, text = self._answer(self._step(data, len(records)))
+            status, raw, done, text = self._answer(self._step(data, len(records), False, max(_SLICE_US_MIN, left_us())))
         except self._lua.LuaMemoryError:
             # The trusted side ran out of memory, so what was done is not known. Alone, each record fails by itself.
             self.release()
@@ -196,10 +218,12 @@ class LuaScript:
                 return [], self._failure("memory", "")
             rows: list[tuple[Value, ...]] = []
             for record in records:
-                row, failure = self._run_chunk([record])
-                if failure is not None:
-                    return rows, failure
+                if left_us() <= 0:
+                    return rows, self.over_budget
+                row, failure = self._run_chunk([record], left_us)
                 rows += row
+                if failure is not None or not row:
+                    return rows, failure
             return rows, None
         except self._lua.LuaError:
             self.release()
@@ -229,6 +253,7 @@ class LuaScript:
             limits.instructions_max,
             HOOK_INTERVAL,
             limits.cpu_ms_max * 1000,
+            BUDGET_GRACE_US,
             limits.memory_bytes_max,
             self._seed,
             shape.entry.encode(),
@@ -320,6 +345,8 @@ class LuaScript:
             return ScriptFailure("instructions", f"{entry}: over the limit of {limits.instructions_max} instructions")
         if status == "cpu":
             return ScriptFailure("cpu", f"{entry}: over the limit of {limits.cpu_ms_max} ms of CPU")
+        if status == "budget":
+            return ScriptFailure("budget", f"{entry}: the time for scripts is used up; defaults apply")
         if status == "memory":
             return ScriptFailure("memory", f"{entry}: over the limit of {limits.memory_bytes_max} bytes of memory")
         return ScriptFailure("error", text)

@@ -16,6 +16,8 @@ How user code is stopped
     coroutines are not offered (the hook is per coroutine); calls of `pcall` nest to a small depth; and every C function
     that can loop for long is either wrapped with a check of its cost, charged to `spent` before it runs, or written in
     Lua (sort, pattern matching beyond a small cost: see `lua_patterns`).
+    A call with many records has a limit of its own, looked at by the same hook: past it no further record is begun, and
+    one that does not end within a grace is given up. Python decides what becomes of the records that are left.
     An instruction that works on a long string costs up to the memory limit in copied bytes: the CPU clock bounds that.
     Running out of memory cannot be caught by user code, it ends the run like the other limits.
 
@@ -28,7 +30,7 @@ from __future__ import annotations
 from typing import Final
 
 GUARD: Final = rb"""
-local instructions_max, interval, cpu_us_max, string_bytes_max, seed, entry, input_format, input_names,
+local instructions_max, interval, cpu_us_max, grace_us, string_bytes_max, seed, entry, input_format, input_names,
     result_fields = ...
 
 local assert, error, ipairs, load, next, pairs, pcall, select, tonumber, tostring, type =
@@ -54,6 +56,8 @@ for key in pairs(globals) do globals[key] = nil end
 
 local LIMIT = {}
 local spent, started, tripped = 0, nil, nil
+-- Of all records of a call: when it began, how long it may take, and whether that is over.
+local call_started, call_us_max, call_is_over = 0, 0, false
 
 local on_count
 
@@ -67,10 +71,17 @@ function on_count()
     if tripped then error(LIMIT, 0) end
     spent = spent + interval
     if spent > instructions_max then trip("instructions") end
+    local now = clock()
     if not started then
-        started = clock()
-    elseif (clock() - started) * 1000000 > cpu_us_max then
+        started = now
+    elseif (now - started) * 1000000 > cpu_us_max then
         trip("cpu")
+    end
+    local taken_us = (now - call_started) * 1000000
+    if taken_us > call_us_max then
+        -- The record that is worked on may end; if it does not soon, it is given up without blame.
+        call_is_over = true
+        if taken_us > call_us_max + grace_us then trip("budget") end
     end
 end
 
@@ -502,7 +513,7 @@ local function work()
         co_yield("ready")
     end
     while true do
-        while done < total do
+        while done < total and not call_is_over do
             local message
             -- Taking a message apart is not the script's work.
             spent = -(1 << 40)
@@ -543,16 +554,18 @@ end
 
 local function start(source)
     local problem
-    spent, started = 0, nil
+    spent, started, call_started, call_us_max, call_is_over = 0, nil, clock(), math.huge, false
     chunk, problem = load(source, "=" .. entry, "t", env)
     if not chunk then return "syntax", problem_text(problem), 0 end
     return go()
 end
 
--- A run of `count` records; with count 0 the run in progress goes on, `data` (or nil) being what it asked for.
-local function step(data, count, failed)
+-- A run of `count` records that may take `budget_us`, and then answers with fewer. With count 0 the run in progress
+-- goes on, `data` (or nil) being what it asked for.
+local function step(data, count, failed, budget_us)
     if count > 0 then
         input, position, total, done = data, 1, count, 0
+        call_started, call_us_max, call_is_over = clock(), budget_us, false
         results, state_cache = {}, {}
         return go()
     end

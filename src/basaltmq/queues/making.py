@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 ENQUEUE_MAX: Final = 10_000
 """Messages of one call, so that a call is one batch and holds the plane for a few tens of milliseconds at most."""
 
+_ANY_ID: Final = bytes(16)
+"""Of a message that is only looked at."""
+
 MS: Final = 1_000_000
 """Nanoseconds in a millisecond."""
 
@@ -54,8 +57,7 @@ class Made(NamedTuple):
 
 def make(queue: Queue, change: Change, drafts: Sequence[Draft | bytes], shared_body: bytes, memory: bool) -> Made:
     """Messages of drafts with all their rows but the message's own. `memory`: all of them are transient."""
-    if len(drafts) > ENQUEUE_MAX:
-        raise LimitExceededError(f"{len(drafts)} messages in one call: at most {ENQUEUE_MAX}")
+    check_count(drafts)
     ids = queue.shared.ids.many(len(drafts))
     place_ns = queue.shared.places.next(change)
     if not queue.config.priorities_max and shared_body == rows.NO_BODY:
@@ -71,13 +73,36 @@ def make(queue: Queue, change: Change, drafts: Sequence[Draft | bytes], shared_b
         if isinstance(draft, bytes):
             draft = Draft(payload=draft)
         elif not isinstance(draft, Draft):
-            raise InvalidArgumentError(f"a message to enqueue is bytes or a Draft, not {type(draft).__name__}")
+            raise _no_draft(draft)
         entry = _make_one(queue, change, draft, message_id, place_ns, shared_body, memory)
         if draft.delay_ms:
             delayed.append((entry, change.now_ns + draft.delay_ms * MS))
         else:
             entries.append(entry)
     return Made(ids, entries, delayed, None)
+
+
+def check_count(drafts: Sequence[Draft | bytes]) -> None:
+    if len(drafts) > ENQUEUE_MAX:
+        raise LimitExceededError(f"{len(drafts)} messages in one call: at most {ENQUEUE_MAX}")
+
+
+def checked(queue: str, drafts: Sequence[Draft | bytes]) -> list[Draft]:
+    """Drafts that pass every limit, before something is done for them that takes time."""
+    check_count(drafts)
+    whole: list[Draft] = []
+    for draft in drafts:
+        if isinstance(draft, bytes):
+            draft = Draft(payload=draft)
+        elif not isinstance(draft, Draft):
+            raise _no_draft(draft)
+        to_message(draft, queue, _ANY_ID, 0, 0)
+        whole.append(draft)
+    return whole
+
+
+def _no_draft(given: object) -> InvalidArgumentError:
+    return InvalidArgumentError(f"a message to enqueue is bytes or a Draft, not {type(given).__name__}")
 
 
 def _make_plain(

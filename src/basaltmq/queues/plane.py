@@ -51,6 +51,7 @@ from basaltmq.queues.reclaim import Reclaim
 from basaltmq.queues.recorder import Listener, Silence
 from basaltmq.queues.redrive import DueNs, Page, Wanted
 from basaltmq.queues.runtime_config import RuntimeConfig, Setting, SettingsPage
+from basaltmq.queues.script_budget import ScriptBudget
 from basaltmq.queues.stats import QueueStats
 from basaltmq.queues.storage import StoreStorage
 from basaltmq.queues.throttle_settings import ThrottleSettings
@@ -77,6 +78,7 @@ class QueuePlane:
         clock_ns: Callable[[], int] = time.time_ns,
         ids: Ids | None = None,
         budget: MemoryBudget | None = None,
+        script_budget: ScriptBudget | None = None,
         paging: PagingLimits | None = None,
         loaded_max: int = LOADED_MAX,
         on_deadline: Callable[[], None] | None = None,
@@ -107,6 +109,7 @@ class QueuePlane:
             exists=lambda name: self._loaded.config(name) is not None,
             check_limits=lambda name: self._due.note_over_limit(name),
             budget=budget or MemoryBudget(),
+            script_budget=script_budget or ScriptBudget(),
             paging=paging or PagingLimits(),
         )
         self._loaded = LoadedQueues(self._shared, self._waiters, settings, clock_ns, loaded_max)

@@ -160,6 +160,7 @@ class Queue:
         durability says. With `refused` the drafts a full queue does not take are told there by their index, and their
         ids are empty; without it one of them refuses the call.
         """
+        making.check_count(drafts)
         self.touch(change)
         partly = refused is not None
         if self.config.dedup_window_ms is None:

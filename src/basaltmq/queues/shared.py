@@ -16,6 +16,7 @@ from basaltmq.queues.leases import LeaseCall, LeaseExpiry, Tokens
 from basaltmq.queues.quarantine import Quarantine
 from basaltmq.queues.reclaim import Reclaim
 from basaltmq.queues.recorder import Listener, Silence
+from basaltmq.queues.script_budget import ScriptBudget
 from basaltmq.queues.throttle import TokenBuckets
 from basaltmq.queues.timers import Timers
 from basaltmq.store.api import Store
@@ -57,4 +58,5 @@ class Shared:
     events: Listener = field(default_factory=Silence)
     """Who is told what happens to messages."""
     budget: MemoryBudget = field(default_factory=MemoryBudget)
+    script_budget: ScriptBudget = field(default_factory=ScriptBudget)
     paging: PagingLimits = field(default_factory=PagingLimits)
