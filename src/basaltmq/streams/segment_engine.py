@@ -247,9 +247,8 @@ class SegmentEngine(SegmentReader):
         level = config.durability if durability is None else durability
         now_ms = self._clock_ms()
         batch = incoming(raw, now_ms, is_append_time=config.append_time)
-        words = kafka_words(
-            raw, columns(batch.body, config.record_bytes_max) if config.index_keys and batch.count else None, config
-        )
+        has_keys = config.index_keys and batch.count
+        words = kafka_words(raw, columns(batch.body, config.record_bytes_max) if has_keys else None, config)
         with state.lock:
             state.require()
             base = state.next_offset

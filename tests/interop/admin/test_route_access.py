@@ -79,15 +79,16 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         api.put(path("topics", "b", "thing"), {})
         api.post(path("topics", "b", "thing"), {"records": [{"value": "kept"}]})
         api.post(path("groups", "b", "thing"), {"offsets": {"thing": {"0": 1}}})
-        for name, tags, vhost in (
+        users: tuple[tuple[str, list[str], str | None], ...] = (
             ("plain", [], "b"),
             ("watcher", ["monitoring"], None),
             ("neighbour", ["management", "policymaker", "monitoring"], "a"),
             ("stranger", ["management", "policymaker"], "a"),
-        ):
-            api.put(path("users", name), {"password": SECRET, "tags": tags})
-            if vhost is not None:
-                api.put(path("permissions", vhost, name), ALL)
+        )
+        for user, tags, where in users:
+            api.put(path("users", user), {"password": SECRET, "tags": tags})
+            if where is not None:
+                api.put(path("permissions", where, user), ALL)
         yield started
 
 

@@ -15,7 +15,7 @@ from basaltmq.queues.making import ENQUEUE_MAX
 from basaltmq.queues.message import PAYLOAD_BYTES_MAX
 from basaltmq.queues.script_budget import CALL_MS, ScriptBudget
 
-pytestmark = [pytest.mark.spec("C12"), pytest.mark.promise("P13")]
+pytestmark = pytest.mark.spec("C12")
 
 LOOPS = "local x = 0 for i = 1, 20000 do x = x + i end"
 COPIES = "local t = {} for i = 1, 40 do t[i] = ('x'):rep(20000 + i) end"

@@ -11,7 +11,7 @@ from tests.unit.streams.segment_rig import SegmentRig
 
 from basaltmq.errors import DamagedFrameError, LimitExceededError
 from basaltmq.log import codecs, kafka
-from basaltmq.log.record import Record
+from basaltmq.log.record import Record, StoredRecord
 from basaltmq.streams import batch_cursor
 from basaltmq.streams.adapter import Otherwise
 from basaltmq.streams.batch_cursor import BatchCursor, Cursors
@@ -39,7 +39,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     plain = kafka.RecordReader.__next__
 
-    def counted(self: kafka.RecordReader) -> kafka.StoredRecord:
+    def counted(self: kafka.RecordReader) -> StoredRecord:
         record = plain(self)
         seen.append(record.offset)
         return record
@@ -48,7 +48,6 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-@pytest.mark.promise("P13")
 @pytest.mark.parametrize("limit", [1, 7, 256])
 def test_a_batch_is_decoded_once_however_little_is_read_at_a_time(
     tmp_path: Path, decoded: list[int], limit: int
