@@ -26,7 +26,6 @@ from basaltmq.queues.backing import APART, SHARED, TIMED, Entry
 from basaltmq.queues.boot import PLACE_ROW, encode_place
 from basaltmq.queues.branches import decode_branch, decode_draft, encode_branch
 from basaltmq.queues.config import QueueConfig, decode_config, encode_config
-from basaltmq.queues.dedup import SWEEP_NS
 from basaltmq.queues.held import HELD
 from basaltmq.queues.lease import decode_lease
 from basaltmq.queues.leases import BOOT_ROW, FOREVER, TOKEN_COUNT_BITS, encode_boot
@@ -318,7 +317,7 @@ class _Mending:
                 continue
             expires_ns = int.from_bytes(row[:8], "big")
             self._ensure(Family.DEDUP_EXPIRY, keys.dedup_expiry_key(queue, expires_ns, publisher_id))
-            self._timer(expires_ns + -expires_ns % SWEEP_NS, timers.DEDUP, queue)
+            self._timer(expires_ns + -expires_ns % timers.DEDUP_NS, timers.DEDUP, queue)
 
     def _stats(self) -> None:
         """Counts as the rows tell them, totals as they were."""
