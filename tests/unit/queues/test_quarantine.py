@@ -73,7 +73,9 @@ def check(world: World, damaged: Iterable[tuple[Row, Damage]]) -> list[Record]:
 
 @pytest.mark.spec("C1")
 @pytest.mark.parametrize(
-    ("family", "damage"), [(family, damage) for family in BY_VALUE for damage in damages_of(family)], ids=str
+    ("family", "damage"),
+    [(family, damage) for family in BY_VALUE for damage in damages_of(family)],
+    ids=lambda each: each.label if isinstance(each, Family) else each.__name__,
 )
 def test_a_damaged_value_goes_to_quarantine_as_it_was(world: World, family: Family, damage: Damage) -> None:
     for row in world.of(family):
