@@ -23,6 +23,7 @@ from basaltmq.admin.openapi import PAGE_POLICY, document, page
 from basaltmq.admin.overview import Overview
 from basaltmq.admin.policies import Policies
 from basaltmq.admin.principals import Principals
+from basaltmq.admin.quarantine import QuarantinedRows
 from basaltmq.admin.queues import Queues
 from basaltmq.admin.routes import Access, Call, Route, RouteTable
 from basaltmq.admin.scope import Scope
@@ -61,6 +62,7 @@ class AdminApi:
             *StoreTools(scope, lambda: config().admin.backup_dir or config().data_dir / BACKUPS).routes(),
             *principals.routes(),
             *Queues(scope).routes(),
+            *QuarantinedRows(scope).routes(),
             *Exchanges(scope).routes(),
             *Bindings(scope).routes(),
             *Policies(scope).routes(),

@@ -41,6 +41,8 @@ _TOTALS: Final = (
     ("messages_expired_total", "counter", "Messages that expired."),
     ("messages_dead_lettered_total", "counter", "Messages that were dead-lettered."),
     ("messages_dropped_total", "counter", "Messages dropped by a limit of length."),
+    ("queue_rows_quarantined", "gauge", "Damaged rows of queues in quarantine."),
+    ("queues_down", "gauge", "Queues that failed and wait for a restart."),
 )
 """In the order of the fields of Totals."""
 
@@ -164,4 +166,8 @@ def _metric(at: int, rows: list[tuple[dict[str, str], Totals]], prefix: str) -> 
 
 async def _stores(vhosts: list[VHost]) -> list[Metric]:
     sizes = [({"vhost": vhost.name}, await asyncio.to_thread(vhost.store.size_bytes)) for vhost in vhosts]
-    return [Metric("basalt_store_size_bytes", "gauge", "What the store of a virtual host holds.", sizes)]
+    rows = [({"vhost": vhost.name}, vhost.plane.damage.total()) for vhost in vhosts]
+    return [
+        Metric("basalt_store_size_bytes", "gauge", "What the store of a virtual host holds.", sizes),
+        Metric("basalt_rows_quarantined", "gauge", "Damaged rows in quarantine, of queues and of none.", rows),
+    ]

@@ -73,6 +73,7 @@ def shown_queue(vhost: VHost, queue: BrokerQueue, rates: Rates, *, node: str) ->
     counts = vhost.counts(queue)
     ready, unacked = counts.get("ready", 0), counts.get("leased", 0)
     policy = vhost.policies.of_queue(queue.name, queue.type)
+    failure = vhost.plane.damage.error_of(queue.name)
     return {
         "name": queue.name,
         "vhost": vhost.name,
@@ -84,7 +85,9 @@ def shown_queue(vhost: VHost, queue: BrokerQueue, rates: Rates, *, node: str) ->
         "policy": policy.name,
         "effective_policy_definition": dict(policy.definition),
         "node": node,
-        "state": "running",
+        "state": "running" if failure is None else "down",
+        "error": failure,
+        "quarantined": counts.get("quarantined", 0),
         "consumers": len(queue.consumers),
         "messages": ready + unacked,
         "messages_ready": ready,

@@ -17,6 +17,7 @@ from basaltmq.admin.routes import Access, Call, Route
 from basaltmq.admin.scope import Scope
 from basaltmq.broker.backup import backup_vhost
 from basaltmq.broker.vhost import VHost
+from basaltmq.queues.verify import verify_rows
 from basaltmq.store.families import Family, family_of
 from basaltmq.store.rocks import RocksStore
 
@@ -66,7 +67,7 @@ class StoreTools:
             Route("POST", store + "/checkpoint", self.checkpoint, "Make an online backup.", only, takes=CheckpointSpec,
                   answers="target: the path of the backup, below the directory that admin.backup_dir names."),
             Route("POST", store + "/verify", self.verify, "Read everything back.", only,
-                  answers="faults: one line for each damaged file; none if all is well."),
+                  answers="faults: one line for each damaged file and each damaged or quarantined row of a queue."),
         ]  # fmt: skip
 
     async def diagnostics(self, call: Call) -> Any:
@@ -110,7 +111,7 @@ class StoreTools:
 
     async def verify(self, call: Call) -> Any:
         vhost = self._scope.vhost(call)
-        return {"faults": await self._alone(vhost, lambda store: store.verify())}
+        return {"faults": await self._alone(vhost, lambda store: [*store.verify(), *verify_rows(store)])}
 
     async def _alone(self, vhost: VHost, work: Callable[[RocksStore], Result]) -> Result:
         store = _managed(vhost)

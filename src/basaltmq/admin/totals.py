@@ -36,6 +36,8 @@ class Totals(msgspec.Struct):
     expired: int = 0
     dead_lettered: int = 0
     dropped: int = 0
+    quarantined: int = 0
+    down: int = 0
 
     def add(self, vhost: VHost, queue: BrokerQueue) -> None:
         counts = vhost.counts(queue)
@@ -51,6 +53,8 @@ class Totals(msgspec.Struct):
         self.expired += counts.get("expired", 0)
         self.dead_lettered += counts.get("dead_lettered", 0)
         self.dropped += counts.get("dropped", 0)
+        self.quarantined += counts.get("quarantined", 0)
+        self.down += vhost.plane.damage.error_of(queue.name) is not None
 
     def plus(self, other: Totals) -> Totals:
         return Totals(*(getattr(self, name) + getattr(other, name) for name in self.__struct_fields__))

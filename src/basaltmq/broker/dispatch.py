@@ -18,7 +18,7 @@ from typing import Final
 from basaltmq.broker.consumer import Consumer, share_out, wanted
 from basaltmq.broker.queue import LEASE_BYTES, BrokerQueue
 from basaltmq.broker.tick_batch import ACK, REQUEUE, Settlement
-from basaltmq.errors import CorruptionError, QueueNotFoundError, StoreStalledError
+from basaltmq.errors import CorruptionError, QueueFailedError, QueueNotFoundError, StoreStalledError
 from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.plane import QueuePlane
 
@@ -93,6 +93,10 @@ class Dispatch:
             found = self._plane.lease(queue.name, count, visibility_ms=queue.lease_ms, size_bytes_max=LEASE_BYTES)
         except QueueNotFoundError:
             return False
+        except QueueFailedError:
+            # Logged where it failed. One that is not down is read again at once; one that is, when it is restarted.
+            queue.has_ready = self._plane.damage.error_of(queue.name) is None
+            return queue.has_ready
         except CorruptionError as error:
             # The other queues are served; this one is tried again when something happens to it.
             _log.error("queue %r cannot be served: %s", queue.name, error)

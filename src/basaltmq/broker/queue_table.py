@@ -36,6 +36,7 @@ from basaltmq.broker.topology import Topology, check_name
 from basaltmq.errors import (
     AccessRefusedError,
     BasaltError,
+    CorruptionError,
     PreconditionFailedError,
     QueueNotFoundError,
     ResourceLockedError,
@@ -101,7 +102,11 @@ class QueueTable:
         while page := self._plane.configs(after=after, count=PAGE):
             after = page[-1].name
             for config in page:
-                declared = Declared.decode(config.name, config.extra)
+                try:
+                    declared = Declared.decode(config.name, config.extra)
+                except CorruptionError as error:
+                    faults.append(f"{error}; it is served as a durable queue without arguments")
+                    declared = Declared()
                 if not declared.survives:
                     self._plane.delete(config.name)
                     continue

@@ -23,6 +23,7 @@ import basaltmq
 from basaltmq.cli.either import either_group
 from basaltmq.cli.lines import portions
 from basaltmq.cli.output import show
+from basaltmq.cli.quarantine import quarantine_group
 from basaltmq.cli.queue_lines import decode_draft, encode_message, message_row
 from basaltmq.cli.server_queue import server_queue
 from basaltmq.errors import BasaltError
@@ -116,6 +117,7 @@ def _queue_row(plane: QueuePlane, config: QueueConfig) -> dict[str, object]:
         "enqueued": counts["enqueued"],
         "acked": counts["acked"],
         "failed": counts["failed"],
+        "quarantined": counts["quarantined"],
         "dead_letter_queue": config.dead_letter_queue,
     }
 
@@ -357,6 +359,20 @@ def _header(given: str) -> tuple[str, str]:
     if not name or not equals:
         raise click.UsageError(f"--header takes NAME=VALUE, not {given!r}")
     return name, value
+
+
+queue.add_command(quarantine_group(_view), "quarantine")
+
+
+@queue.command()
+@click.argument("name")
+@click.pass_obj
+def restart(data_dir: Path, name: str) -> None:
+    """Read a queue again from disk and count its messages anew."""
+    with basaltmq.open(data_dir, create=False) as db:
+        db.queue_plane.damage.restart(name)
+        counts = db.queue_plane.stats(name)
+    click.echo(f"queue {name} read again: {counts['ready']:,} ready, {counts['quarantined']:,} rows in quarantine")
 
 
 @queue.command()

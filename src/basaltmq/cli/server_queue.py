@@ -13,6 +13,7 @@ import msgspec
 from basaltmq.cli.api_client import ApiClient, path, with_api
 from basaltmq.cli.exchange import json_object
 from basaltmq.cli.output import show
+from basaltmq.cli.quarantine import server_quarantine
 from basaltmq.cli.queue_lines import preview
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -44,6 +45,8 @@ def list_queues(api: ApiClient, vhost: str, everywhere: bool, as_json: bool) -> 
             "consumers": each["consumers"],
             "durable": each["durable"],
             "policy": each.get("policy"),
+            "state": each.get("state"),
+            "quarantined": each.get("quarantined", 0),
         }
         for each in found
     ]
@@ -152,6 +155,19 @@ def move(api: ApiClient, name: str, target: str, count: int | None, vhost: str) 
     """Move ready messages to queue TARGET of the same virtual host; none is lost or doubled by a crash."""
     moved = api.post(path("queues", vhost, name, "move"), {"destination": target, "count": count}, long=True)["moved"]
     click.echo(f"{moved:,} {'message' if moved == 1 else 'messages'} moved from {name} to {target}")
+
+
+server_queue.add_command(server_quarantine)
+
+
+@server_queue.command()
+@click.argument("name")
+@vhost_option
+@with_api
+def restart(api: ApiClient, name: str, vhost: str) -> None:
+    """Read a queue again from disk, and serve it if it was down. Transient messages are lost."""
+    api.post(path("queues", vhost, name, "restart"), long=True)
+    click.echo(f"queue {name} restarted")
 
 
 @server_queue.command()

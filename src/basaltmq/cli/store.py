@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -11,6 +12,7 @@ from basaltmq.cli.output import progress_line, show
 from basaltmq.embedded.database import LOG
 from basaltmq.embedded.mending import mend_planes
 from basaltmq.log.verify import verify_log
+from basaltmq.queues.verify import verify_rows
 from basaltmq.store import checkpoint as backups
 from basaltmq.store.directory import CHECKSUMS, read_marker
 from basaltmq.store.families import Family, family_of
@@ -77,7 +79,9 @@ def properties(data_dir: Path, family: str | None, as_json: bool) -> None:
 @as_json
 @click.pass_obj
 def verify(data_dir: Path, path: Path | None, as_json: bool) -> None:
-    """Read everything back and name each damaged file. PATH: a store or a backup; else the data directory.
+    """Read everything back and name each damaged file, and each damaged or quarantined row of a queue.
+
+    PATH: a store or a backup; else the data directory.
 
     Exit code 2 if anything was found.
     """
@@ -85,6 +89,10 @@ def verify(data_dir: Path, path: Path | None, as_json: bool) -> None:
     faults = verify_store(where, progress_line("verify"))
     if not (where / CHECKSUMS).exists():
         faults += verify_log(where / LOG, progress_line("verify log"))
+    if not faults:
+        # Rows are read from files that are sound.
+        with closing(open_view(where)) as view:
+            faults = verify_rows(view)
     show([{"fault": fault} for fault in faults], as_json=as_json, empty=f"{where} is sound")
     if faults:
         raise SystemExit(FINDINGS)

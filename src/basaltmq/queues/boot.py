@@ -103,3 +103,14 @@ def last_place_ns(store: Store) -> int:
         end = last[0][:-_PLACE_AND_ID_BYTES] or last[0]
     places = [int.from_bytes(key[-_PLACE_AND_ID_BYTES:-16], "big") for key in found]
     return max((place_ns for place_ns in places if not place_ns >> _PLACE_BITS), default=0)
+
+
+def wipe_transient(store: Store) -> None:
+    """Delete what transient messages of earlier boots were paged to."""
+    first = next(iter(store.scan(Family.TRANSIENT)), None)
+    if first is None:
+        return
+    last = next(iter(store.scan(Family.TRANSIENT, reverse=True)))
+    batch = Batch()
+    batch.delete_range(Family.TRANSIENT, first[0], last[0] + b"\0")
+    store.write(batch)

@@ -17,12 +17,28 @@ from basaltmq.queues.backing import APART
 from basaltmq.queues.change import Change
 from basaltmq.queues.changes import Changes
 from basaltmq.queues.loaded import LoadedQueues
-from basaltmq.queues.quarantine import Record, find_record, records
+from basaltmq.queues.quarantine import PENDING_MAX, Record, find_record, records
+from basaltmq.queues.recount import counted
 from basaltmq.queues.shared import Shared
+from basaltmq.queues.stats import QueueStats
 from basaltmq.store.api import Store
+from basaltmq.store.families import Family
 
 LIST_MAX: Final = 1000
 """Records in one answer; a value is up to 2 MiB."""
+
+
+class Recount:
+    """What reading all of a queue found: its counts, and rows that cannot be read."""
+
+    def __init__(self) -> None:
+        self.stats = QueueStats()
+        self.damaged: list[tuple[Family, bytes, bytes | None, str]] = []
+
+    def note(self, family: Family, key: bytes, value: bytes | None, reason: str) -> None:
+        # The others are met when they are read.
+        if len(self.damaged) < PENDING_MAX:
+            self.damaged.append((family, key, value, reason))
 
 
 class Damage:
@@ -99,7 +115,26 @@ class Damage:
 
     def restart(self, name: str) -> None:
         """Read a queue again from disk, and count it anew. What is in memory only is lost. Durable on return."""
+        self.begin_restart(name)
+        self.finish_restart(name, self.count(name))
+        self._changes.sync()
+
+    def begin_restart(self, name: str) -> None:
+        """Let a queue go; it is down until `finish_restart`."""
         with self._changes.lock:
             self._changes.require_alone("restart")
-            self._changes.do(lambda change: self._loaded.restart(change, name))
-        self._changes.sync()
+            self._loaded.take_down(name)
+
+    def count(self, name: str) -> Recount:
+        """The counts of a queue that is down, from its rows. Takes as long as reading all of it, and holds no lock."""
+        found = Recount()
+        found.stats = counted(self._store, name, found, self._loaded.counts_on_disk(name))
+        return found
+
+    def finish_restart(self, name: str, found: Recount) -> None:
+        """Serve a queue again, with these counts and without the rows that could not be read."""
+        with self._changes.lock:
+            self._changes.require_alone("restart")
+            for row in found.damaged:
+                self._shared.quarantine.note(*row)
+            self._changes.do(lambda change: self._loaded.bring_up(change, name, found.stats))

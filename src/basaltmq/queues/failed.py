@@ -48,6 +48,10 @@ class FailedQueues:
             return self._refusal(name, failure)
         return QueueFailedError(f"queue {name!r} failed: {text}; it is read again from disk, try the operation again")
 
+    def take_down(self, name: str, reason: str) -> None:
+        """Refuse a queue until `forget`."""
+        self._by_name[name] = Failure((), reason, is_down=True)
+
     def require_up(self, name: str) -> None:
         failure = self._by_name.get(name)
         if failure is not None and failure.is_down:
@@ -66,6 +70,5 @@ class FailedQueues:
 
     def _refusal(self, name: str, failure: Failure) -> QueueFailedError:
         return QueueFailedError(
-            f"queue {name!r} is down: it failed {FAILURES_MAX} times, the last error is {failure.error}; "
-            f"restart it with: basalt queue restart {name}"
+            f"queue {name!r} is down: {failure.error}; restart it with: basalt queue restart {name}"
         )

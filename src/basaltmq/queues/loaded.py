@@ -189,15 +189,26 @@ class LoadedQueues:
                 batch.put(Family.QUEUE_STATS, queue_stats_key(name), stats.encode())
             self._store.write(batch)
 
-    def restart(self, change: Change, name: str) -> None:
-        """Read a queue again from disk, with its counts made anew; it is served again if it was down."""
+    def take_down(self, name: str) -> None:
+        """Let a queue go, and refuse operations on it until `bring_up`."""
         if self.config(name) is None:
             raise QueueNotFoundError(f"there is no queue {name!r}; create it first")
         self._discard(name)
-        self.failures.forget(name)
-        stats = counted(self._store, name, self._shared.quarantine, before=self._stats(name))
+        self.failures.take_down(name, "it is being restarted")
+
+    def bring_up(self, change: Change, name: str, stats: QueueStats) -> None:
+        """Serve a queue again that is down."""
+        stats.returned_ns = self._shared.places.last_ns
         change.batch.put(Family.QUEUE_STATS, queue_stats_key(name), stats.encode())
         change.ready[name] = None
+        self.failures.forget(name)
+
+    def counts_on_disk(self, name: str) -> QueueStats | None:
+        """The counts of a queue as its row has them; None if it has none that can be read."""
+        row = self._store.get(Family.QUEUE_STATS, queue_stats_key(name))
+        with suppress(CorruptionError):
+            return None if row is None else QueueStats.decode(name, row)
+        return None
 
     def make(self, change: Change, config: QueueConfig) -> Queue:
         """Make a queue in a change."""

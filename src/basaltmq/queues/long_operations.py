@@ -47,6 +47,8 @@ class LongOperations:
         """Delete a queue with all that is its."""
         with self._changes.lock:
             self._changes.require_alone("delete")
+            # A queue that is down goes like any other.
+            self._loaded.failures.forget(name)
             queue = self._loaded.require(name)
             require_free(queue)
             self._changes.do(lambda change: self._delete(change, queue))

@@ -203,12 +203,13 @@ def decode_row(key: bytes, row: bytes) -> Message:
     )
 
 
-def has_labels(row: bytes, labels_bytes: int) -> bool:
-    """Whether the headers and throttle keys of a row can be read."""
-    try:
-        _DECODE_LABELS(row[HEAD.size : HEAD.size + labels_bytes])
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
+def are_labels(raw: bytes) -> bool:
+    """Whether the labels of a row, which may be empty, can be read."""
+    if raw:
+        try:
+            _DECODE_LABELS(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return False
     return True
 
 

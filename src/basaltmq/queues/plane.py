@@ -25,7 +25,7 @@ from typing import Self
 from basaltmq.errors import BasaltError, InvalidArgumentError, InvalidConfigError, QueueExistsError
 from basaltmq.ids import Ids
 from basaltmq.queues import fanout
-from basaltmq.queues.boot import Places
+from basaltmq.queues.boot import Places, wipe_transient
 from basaltmq.queues.budget import MemoryBudget, PagingLimits
 from basaltmq.queues.change import Change
 from basaltmq.queues.changes import Changes
@@ -84,7 +84,7 @@ class QueuePlane:
         on_deadline: Callable[[], None] | None = None,
     ) -> None:
         settings = RuntimeConfig(StoreStorage.open(store))
-        _wipe_transient(store)
+        wipe_transient(store)
         self._store = store
         self._clock_ns = clock_ns
         self._waiters = Waiters()
@@ -216,12 +216,12 @@ class QueuePlane:
     def stats(self, name: str) -> dict[str, int]:
         """Counts of a queue."""
         with self._lock:
-            queue = self._look_at(name)
-            counts = dict(zip(QueueStats.__slots__, queue.stats.values(), strict=True))
-            counts["ready"] = len(queue)
-            counts["ready_bytes"] = queue.ready_bytes()
-            counts["leased"] = len(queue.leases)
-            self.damage.settle()
+            if self._loaded.failures.error_of(name) is not None:
+                counts = self._counts(self._loaded.counts_on_disk(name) or QueueStats(), 0, 0)
+            else:
+                queue = self._look_at(name)
+                counts = self._counts(queue.stats, len(queue.leases), queue.leases.size_bytes)
+                self.damage.settle()
             counts["quarantined"] = self._shared.quarantine.count(name)
             return counts
 
@@ -229,6 +229,11 @@ class QueuePlane:
         """Whether a queue has messages that are neither leased nor delayed."""
         with self._lock:
             return len(self._queue(name)) > 0
+
+    def _counts(self, stats: QueueStats, leased: int, leased_bytes: int) -> dict[str, int]:
+        counts = dict(zip(QueueStats.__slots__, stats.values(), strict=True))
+        ready = {"ready": stats.depth() - leased, "ready_bytes": stats.depth_bytes() - leased_bytes}
+        return counts | ready | {"leased": leased}
 
     def fairness_keys(self, name: str) -> tuple[int, list[FairnessKey]]:
         """How many fairness keys have something ready, and how they stand (the first of them, if they are many)."""
@@ -572,6 +577,7 @@ class QueuePlane:
     def _failed(self, name: str, error: Exception) -> BasaltError:
         """An unexpected error hit a queue: it is let go, and those who wait at it look again."""
         told = self._loaded.fail(name, error)
+        self._waiters.tell(name)
         self._waiters.wake_queue(name)
         return told
 
@@ -594,14 +600,3 @@ class QueuePlane:
                 self._waiters.wake_queue(name)
             else:
                 self._waiters.wake(name, len(queue))
-
-
-def _wipe_transient(store: Store) -> None:
-    """Delete what transient messages of earlier boots were paged to."""
-    first = next(iter(store.scan(Family.TRANSIENT)), None)
-    if first is None:
-        return
-    last = next(iter(store.scan(Family.TRANSIENT, reverse=True)))
-    change = Change(0)
-    change.batch.delete_range(Family.TRANSIENT, first[0], last[0] + b"\0")
-    store.write(change.batch)

@@ -16,7 +16,7 @@ from typing import Final
 
 from basaltmq.errors import CorruptionError
 from basaltmq.queues.backing import APART, RETURNED, SHARED, TIMED, Entry
-from basaltmq.queues.message import HEAD, LAYOUT, Message, decode_row, has_labels
+from basaltmq.queues.message import HEAD, LAYOUT, Message, are_labels, decode_row
 from basaltmq.queues.plain import Plain
 from basaltmq.store.keys import lp
 
@@ -90,7 +90,7 @@ def read_entry(key: bytes, row: bytes) -> Entry:
     _, attempts, expires_ns, labels_bytes, properties_bytes, payload_bytes = _LOOK.unpack_from(inner)
     if HEAD.size + labels_bytes + properties_bytes + payload_bytes != len(inner):
         raise _damaged(key, row, "its fields do not have its length")
-    if labels_bytes and not has_labels(inner, labels_bytes):
+    if not are_labels(inner[HEAD.size : HEAD.size + labels_bytes]):
         raise _damaged(key, row, "its headers cannot be read")
     if flags & APART:
         if payload_bytes or body_id == NO_BODY:
@@ -126,9 +126,7 @@ def read_entries(
     it such a row raises CorruptionError.
     """
     rows = [row for _, row in found]
-    if not rows:
-        return []
-    if min(rows).startswith(_PLAIN) and max(rows).startswith(_PLAIN) and _are_whole(rows, list(map(len, rows))):
+    if _are_plain(rows, list(map(len, rows))):
         size = HEAD.size
         return [Entry(key, row, len(row) - size) for key, row in found]
     return _read_any(found, damaged)
@@ -136,47 +134,58 @@ def read_entries(
 
 def read_plain(keys: list[bytes], rows: list[bytes], row_sizes: list[int]) -> Plain | None:
     """Rows on disk as columns, if all of them can be read and there is nothing to say of any but its size."""
-    # What begins like the least and like the greatest of them, all of them begin with.
-    if min(rows).startswith(_PLAIN) and max(rows).startswith(_PLAIN):
-        if not _are_whole(rows, row_sizes):
-            return None
+    if _are_plain(rows, row_sizes):
         return Plain(keys, rows, row_sizes, less=HEAD.size, row_bytes=sum(row_sizes))
     if min(row_sizes) < HEAD.size:
         return None
-    sizes: list[int] = []
+    looks = list(map(_LOOK.unpack_from, rows))
     head_bytes = HEAD.size
-    for look, row, row_bytes in zip(map(_LOOK.unpack_from, rows), rows, row_sizes, strict=True):
-        layout, attempts, expires_ns, labels_bytes, properties_bytes, payload_bytes = look
-        if layout != LAYOUT or attempts or expires_ns:
-            return None
-        if head_bytes + labels_bytes + properties_bytes + payload_bytes != row_bytes:
-            return None
-        if labels_bytes and not has_labels(row, labels_bytes):
-            return None
-        sizes.append(payload_bytes)
-    return Plain(keys, rows, sizes, row_bytes=sum(row_sizes))
+    if [
+        layout
+        for (layout, attempts, expires_ns, labels_bytes, properties_bytes, payload_bytes), row_bytes in zip(
+            looks, row_sizes, strict=True
+        )
+        if labels_bytes + properties_bytes + payload_bytes + head_bytes != row_bytes
+        or layout != LAYOUT
+        or attempts
+        or expires_ns
+    ]:
+        return None
+    # What differs is decoded once: most of the messages of a publisher have the same headers.
+    if not all(
+        map(are_labels, {row[head_bytes : head_bytes + look[3]] for row, look in zip(rows, looks, strict=True)})
+    ):
+        return None
+    return Plain(keys, rows, [look[5] for look in looks], row_bytes=sum(row_sizes))
 
 
-def _are_whole(rows: list[bytes], row_sizes: list[int]) -> bool:
-    """Whether rows that begin with `_PLAIN` have the length that they say."""
+def _are_plain(rows: list[bytes], row_sizes: list[int]) -> bool:
+    """Whether rows are nothing but a payload, each of the length that it says."""
     different = set(row_sizes)
-    if min(different) < HEAD.size:
+    if not different or min(different) < HEAD.size:
         return False
     heads = {size: _PLAIN + _SIZE.pack(size - HEAD.size) for size in different}
     if len(different) == 1:
+        # What begins like the least and like the greatest of them, all of them begin with.
         head = heads[row_sizes[0]]
         return min(rows).startswith(head) and max(rows).startswith(head)
-    return not [row for row, size in zip(rows, row_sizes, strict=True) if not row.startswith(heads[size])]
+    if not (min(rows).startswith(_PLAIN) and max(rows).startswith(_PLAIN)):
+        return False
+    return all(map(bytes.startswith, rows, map(heads.__getitem__, row_sizes)))
 
 
 def _read_any(found: Sequence[tuple[bytes, bytes]], damaged: Callable[[bytes, bytes, str], None] | None) -> list[Entry]:
     look, size = _LOOK.unpack_from, HEAD.size
     entries: list[Entry] = []
     append = entries.append
+    known = {b""}
     for key, row in found:
         if len(row) >= size and row[0] == LAYOUT:
             _, attempts, expires_ns, labels_bytes, properties_bytes, payload_bytes = look(row)
-            if not labels_bytes and size + properties_bytes + payload_bytes == len(row):
+            labels = row[size : size + labels_bytes] if labels_bytes else b""
+            if labels not in known and are_labels(labels):
+                known.add(labels)
+            if labels in known and size + labels_bytes + properties_bytes + payload_bytes == len(row):
                 append(Entry(key, row, payload_bytes, RETURNED if attempts else 0, expires_ns))
                 continue
         if damaged is None:

@@ -81,9 +81,10 @@ def test_tables_read_well(run: Run) -> None:
     run("create", "z", "--dead-letter-queue", "jobs")
     listed = run("list").stdout.splitlines()
     assert listed[0].split() == [
-        *("queue", "ready", "leased", "delayed", "bytes", "enqueued", "acked", "failed", "dead_letter_queue")
+        *("queue", "ready", "leased", "delayed", "bytes", "enqueued", "acked", "failed", "quarantined"),
+        "dead_letter_queue",
     ]
-    assert listed[2].split() == ["jobs", "2", "0", "0", "11", "2", "0", "0", "-"]
+    assert listed[2].split() == ["jobs", "2", "0", "0", "11", "2", "0", "0", "0", "-"]
     peeked = run("peek", "jobs").stdout
     assert "\x1b" not in peeked
     assert "two \\x1b[2J" in peeked

@@ -63,7 +63,8 @@ def test_a_queue_that_fails_too_often_is_down_until_it_is_restarted(
         break_queue(plane, "bad", monkeypatch)
     assert plane.damage.down() == ["bad"]
     assert plane.damage.error_of("bad") == "RuntimeError: a bug"
-    for refused in (lambda: plane.lease("bad"), lambda: plane.enqueue("bad", [b"2"]), lambda: plane.stats("bad")):
+    assert plane.stats("bad")["ready"] == 1, "its counts are shown all the same"
+    for refused in (lambda: plane.lease("bad"), lambda: plane.enqueue("bad", [b"2"]), lambda: plane.browse("bad")):
         with pytest.raises(QueueFailedError, match="basalt queue restart bad"):
             refused()
     assert plane.enqueue("good", [b"y"]) != []

@@ -1,0 +1,159 @@
+"""`basalt queue quarantine`: damaged rows of queues, of a data directory or of a running broker.
+
+`list`, `show` and `export` of a data directory open a view and work beside a running process.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import click
+import msgspec
+
+import basaltmq
+from basaltmq.cli.api_client import ApiClient, path, with_api
+from basaltmq.cli.output import show
+from basaltmq.queues.plane import QueuePlane
+from basaltmq.queues.quarantine import Record
+
+PAGE: Final = 500
+"""Records asked for at once."""
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+of_queue = click.option("--queue", "name", help="Of one queue; of all if not given.")
+vhost_option = click.option("--vhost", default="/", show_default=True)
+EMPTY: Final = "nothing is in quarantine"
+
+View = Callable[[Path], AbstractContextManager[QueuePlane]]
+
+
+def quarantine_group(view: View) -> click.Group:
+    """The commands for a data directory; `view` opens its queues to be read."""
+
+    @click.group()
+    def quarantine() -> None:
+        """Damaged rows of queues: list, show, export and delete them."""
+
+    @quarantine.command("list")
+    @of_queue
+    @as_json
+    @click.pass_obj
+    def list_rows(data_dir: Path, name: str | None, as_json: bool) -> None:
+        """List rows in quarantine. Works beside a running process."""
+        with view(data_dir) as plane:
+            found = [_shown(record) for record in _all(plane, name)]
+        show([_row(each) for each in found] if not as_json else found, as_json=as_json, empty=EMPTY)
+
+    @quarantine.command("show")
+    @click.argument("record_id", metavar="ID")
+    @click.pass_obj
+    def show_row(data_dir: Path, record_id: str) -> None:
+        """Show a row with its bytes, as JSON. Works beside a running process."""
+        with view(data_dir) as plane:
+            click.echo(msgspec.json.format(msgspec.json.encode(_whole(plane.damage.record(record_id)))))
+
+    @quarantine.command()
+    @of_queue
+    @click.option("--file", "target", type=click.File("wb"), default="-", help="Write to a file instead of stdout.")
+    @click.pass_obj
+    def export(data_dir: Path, name: str | None, target: BinaryIO) -> None:
+        """Write rows with their bytes, a JSON line for each. Works beside a running process."""
+        with view(data_dir) as plane:
+            for record in _all(plane, name):
+                target.write(msgspec.json.encode(_whole(record)) + b"\n")
+
+    @quarantine.command()
+    @click.argument("record_ids", metavar="ID...", nargs=-1, required=True)
+    @click.option("--yes", is_flag=True, help="Do not ask.")
+    @click.pass_obj
+    def delete(data_dir: Path, record_ids: tuple[str, ...], yes: bool) -> None:
+        """Delete rows for good. Export them first if they may be wanted."""
+        if not yes:
+            click.confirm(f"Delete {len(record_ids)} quarantined rows for good?", abort=True)
+        with basaltmq.open(data_dir, create=False) as db:
+            for record_id in record_ids:
+                click.echo(f"deleted: {db.queue_plane.damage.delete(record_id).line()}")
+
+    return quarantine
+
+
+def _all(plane: QueuePlane, queue: str | None) -> Iterator[Record]:
+    after = ""
+    while page := plane.damage.records(queue, after=after, count=PAGE):
+        yield from page
+        after = page[-1].id
+
+
+def _shown(record: Record) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "queue": record.queue or None,
+        "family": record.family,
+        "message_id": record.message_id or None,
+        "reason": record.reason,
+        "found_ns": record.found_ns,
+        "missing": record.is_missing,
+        "value_bytes": len(record.value),
+    }
+
+
+def _whole(record: Record) -> dict[str, Any]:
+    return _shown(record) | {"key": b64encode(record.key).decode(), "value": b64encode(record.value).decode()}
+
+
+def _row(shown: dict[str, Any]) -> dict[str, Any]:
+    """A record as a line of a table."""
+    found = datetime.fromtimestamp(shown["found_ns"] / 1e9, UTC).isoformat(timespec="seconds")
+    return {
+        "id": shown["id"],
+        "queue": shown["queue"],
+        "family": shown["family"],
+        "message": shown["message_id"],
+        "found": found,
+        "bytes": shown["value_bytes"],
+        "reason": shown["reason"],
+    }
+
+
+@click.group("quarantine")
+def server_quarantine() -> None:
+    """Damaged rows of queues of a running broker: list, show and delete them."""
+
+
+@server_quarantine.command("list")
+@of_queue
+@vhost_option
+@as_json
+@with_api
+def list_of_server(api: ApiClient, name: str | None, vhost: str, as_json: bool) -> None:
+    """List rows in quarantine."""
+    found = api.get(path("quarantine", vhost), queue=name)
+    show(found if as_json else [_row(each) for each in found], as_json=as_json, empty=EMPTY)
+
+
+@server_quarantine.command("show")
+@click.argument("record_id", metavar="ID")
+@vhost_option
+@with_api
+def show_of_server(api: ApiClient, record_id: str, vhost: str) -> None:
+    """Show a row with its bytes, as JSON."""
+    click.echo(msgspec.json.format(msgspec.json.encode(api.get(path("quarantine", vhost, record_id)))))
+
+
+@server_quarantine.command("delete")
+@click.argument("record_ids", metavar="ID...", nargs=-1, required=True)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@vhost_option
+@with_api
+def delete_of_server(api: ApiClient, record_ids: tuple[str, ...], yes: bool, vhost: str) -> None:
+    """Delete rows for good."""
+    if not yes:
+        click.confirm(f"Delete {len(record_ids)} quarantined rows for good?", abort=True)
+    for record_id in record_ids:
+        api.delete(path("quarantine", vhost, record_id))
+    click.echo(f"{len(record_ids)} rows deleted")
