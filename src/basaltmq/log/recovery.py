@@ -102,6 +102,21 @@ class Loss:
         return f"shard {self.shard} has lost offsets {self.first_offset} to {self.last_offset}"
 
 
+@dataclass(frozen=True, slots=True)
+class LostTail:
+    """Bytes at the end of a lane that were durable and are gone: a segment was removed or cut off."""
+
+    lane: Path
+    end: int
+    synced_position: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.lane} ends at byte {self.end}, but was durable up to byte {self.synced_position}: confirmed "
+            "records are lost. Restore its last segments from a backup"
+        )
+
+
 class OffsetRuns:
     """Finds losses: where a shard's frames do not follow on one another.
 

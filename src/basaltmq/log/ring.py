@@ -177,6 +177,15 @@ def replay(lane: Path, seed: int, segments: Sequence[Segment]) -> int:
     return restored
 
 
+def reach(lane: Path, seed: int) -> int:
+    """The position behind the last frame that the ring holds; 0 if there is no ring."""
+    try:
+        raw = (lane / NAME).read_bytes()
+    except FileNotFoundError:
+        return 0
+    return max((position + size_bytes for position, _, _, size_bytes in _entries(seed, raw)), default=0)
+
+
 def remove(lane: Path) -> None:
     """Take the ring away. Everything in it must be durable elsewhere."""
     for name in (NAME, DRAFT):

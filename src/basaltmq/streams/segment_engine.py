@@ -53,9 +53,9 @@ from basaltmq.log.frame import (
     records_of,
 )
 from basaltmq.log.kafka import KafkaBatch, columns, incoming
-from basaltmq.log.lane import Lane, LaneOptions
+from basaltmq.log.lane import LaneOptions
 from basaltmq.log.record import NEVER, Record, StoredRecord
-from basaltmq.log.recovery import Damage, Loss
+from basaltmq.log.recovery import Damage, Loss, LostTail
 from basaltmq.store import keys
 from basaltmq.store.api import ManagedStore
 from basaltmq.store.batch import Batch
@@ -89,7 +89,7 @@ from basaltmq.streams.segment_batches import DELTA_MAX, as_columns, offset_runs
 from basaltmq.streams.segment_cleaner import SegmentCleaner
 from basaltmq.streams.segment_read import index_of, offset_at
 from basaltmq.streams.segment_reader import LogLane, SegmentReader, wanted_records
-from basaltmq.streams.segment_recovery import recover
+from basaltmq.streams.segment_recovery import open_log, recover
 from basaltmq.streams.segment_replay import Progress, note
 from basaltmq.streams.segment_state import SegmentShard
 from basaltmq.streams.shard_rows import RowsAhead
@@ -144,7 +144,7 @@ class SegmentEngine(SegmentReader):
         self._rows = RowsAhead(store)
         self._states: Recent[SegmentShard] = Recent(self.load_state, shards_loaded_max)
         self.damages: list[Damage] = []
-        self.losses: list[Loss] = []
+        self.losses: list[Loss | LostTail] = []
         self.quarantined: list[Path] = []
         self._markers: list[bytes] = []
         """Rows that say what the index on disk may still lack."""
@@ -165,10 +165,10 @@ class SegmentEngine(SegmentReader):
         random_u32: Callable[[], int],
         progress: Progress | None,
     ) -> None:
-        logs = [
-            Lane.open(path / f"{number:04d}", clock_ms=self._clock_ms, random_u32=random_u32, options=options)
-            for number in range(max(lanes, _lanes_present(path)))
-        ]
+        logs = []
+        for number in range(max(lanes, _lanes_present(path))):
+            lane = path / f"{number:04d}"
+            logs.append(open_log(self, lane, clock_ms=self._clock_ms, random_u32=random_u32, options=options))
         recover(self, logs, quarantine, progress)
         # Those loaded while the index was brought up to date do not know what is undecided.
         self._states = Recent(self.load_state, self._shards_loaded_max)

@@ -12,13 +12,15 @@ it built from the whole log. So a start costs what changed since the last sync, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from basaltmq.errors import BasaltError
+from basaltmq.log.committed import read_mark
 from basaltmq.log.frame import COLUMNAR, DELETES, KAFKA, decode_deletes, frame_bytes
-from basaltmq.log.lane import Lane
-from basaltmq.log.recovery import Damage, intact, repair, scan
+from basaltmq.log.lane import Lane, LaneOptions
+from basaltmq.log.recovery import Damage, LostTail, intact, repair, scan
 from basaltmq.store.batch import Batch
 from basaltmq.streams.index import StreamIndex
 from basaltmq.streams.index_rows import SegmentStats
@@ -26,6 +28,22 @@ from basaltmq.streams.segment_replay import Progress, Replay
 
 if TYPE_CHECKING:
     from basaltmq.streams.segment_engine import SegmentEngine
+
+
+def open_log(
+    engine: SegmentEngine,
+    path: Path,
+    *,
+    clock_ms: Callable[[], int],
+    random_u32: Callable[[], int],
+    options: LaneOptions | None,
+) -> Lane:
+    """Open a lane. One that ends before what its writer had made durable has lost its tail."""
+    mark = read_mark(path)
+    log = Lane.open(path, clock_ms=clock_ms, random_u32=random_u32, options=options)
+    if mark is not None and log.end < mark.synced_position:
+        engine.losses.append(LostTail(path, log.end, mark.synced_position))
+    return log
 
 
 def recover(engine: SegmentEngine, logs: list[Lane], quarantine: Path, progress: Progress | None) -> None:
