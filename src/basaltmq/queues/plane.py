@@ -217,10 +217,10 @@ class QueuePlane:
         """Counts of a queue."""
         with self._lock:
             if self._loaded.failures.error_of(name) is not None:
-                counts = self._counts(self._loaded.counts_on_disk(name) or QueueStats(), 0, 0)
+                counts = (self._loaded.counts_on_disk(name) or QueueStats()).shown(0, 0)
             else:
                 queue = self._look_at(name)
-                counts = self._counts(queue.stats, len(queue.leases), queue.leases.size_bytes)
+                counts = queue.stats.shown(len(queue.leases), queue.leases.size_bytes)
                 self.damage.settle()
             counts["quarantined"] = self._shared.quarantine.count(name)
             return counts
@@ -229,11 +229,6 @@ class QueuePlane:
         """Whether a queue has messages that are neither leased nor delayed."""
         with self._lock:
             return len(self._queue(name)) > 0
-
-    def _counts(self, stats: QueueStats, leased: int, leased_bytes: int) -> dict[str, int]:
-        counts = dict(zip(QueueStats.__slots__, stats.values(), strict=True))
-        ready = {"ready": stats.depth() - leased, "ready_bytes": stats.depth_bytes() - leased_bytes}
-        return counts | ready | {"leased": leased}
 
     def fairness_keys(self, name: str) -> tuple[int, list[FairnessKey]]:
         """How many fairness keys have something ready, and how they stand (the first of them, if they are many)."""

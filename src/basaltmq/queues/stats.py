@@ -78,6 +78,12 @@ class QueueStats:
         self.transient = 0
         self.transient_bytes = 0
 
+    def shown(self, leased: int, leased_bytes: int) -> dict[str, int]:
+        """The counts by name, with what is ready of them."""
+        counts = dict(zip(QueueStats.__slots__, self.values(), strict=True))
+        ready = {"ready": self.depth() - leased, "ready_bytes": self.depth_bytes() - leased_bytes}
+        return counts | ready | {"leased": leased}
+
     def values(self) -> tuple[int, ...]:
         """Everything, to be put back by `restore`."""
         return (
