@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Final, TypeVar
 
 from basaltmq.errors import (
@@ -87,8 +88,9 @@ class Engines:
         with self._lock:
             self._closed = True
             made, self._made = self._made, {}
-        for engine in made.values():
-            engine.close()
+        with ExitStack() as all_of_them:
+            for engine in made.values():
+                all_of_them.callback(engine.close)
 
 
 class Drivers:

@@ -31,7 +31,7 @@ import asyncio
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -89,7 +89,7 @@ from basaltmq.streams.segment_batches import DELTA_MAX, as_columns, offset_runs
 from basaltmq.streams.segment_cleaner import SegmentCleaner
 from basaltmq.streams.segment_read import index_of, offset_at
 from basaltmq.streams.segment_reader import LogLane, SegmentReader, wanted_records
-from basaltmq.streams.segment_recovery import open_log, recover
+from basaltmq.streams.segment_recovery import lanes_present, open_log, recover
 from basaltmq.streams.segment_replay import Progress, note
 from basaltmq.streams.segment_state import SegmentShard
 from basaltmq.streams.shard_rows import RowsAhead
@@ -166,7 +166,7 @@ class SegmentEngine(SegmentReader):
         progress: Progress | None,
     ) -> None:
         logs = []
-        for number in range(max(lanes, _lanes_present(path))):
+        for number in range(max(lanes, lanes_present(path))):
             lane = path / f"{number:04d}"
             logs.append(open_log(self, lane, clock_ms=self._clock_ms, random_u32=random_u32, options=options))
         recover(self, logs, quarantine, progress)
@@ -539,12 +539,15 @@ class SegmentEngine(SegmentReader):
         if self._closed:
             return
         self._closed = True
-        for lane in self.lanes:
-            lane.watermarks.wait_all()
-            lane.watermarks.close()
-        self.checkpoint()
-        for lane in self.lanes:
-            lane.log.close()
+        # A lane that failed is closed too: its descriptors keep the space of deleted segments.
+        with ExitStack() as logs, ExitStack() as watermarks:
+            for lane in self.lanes:
+                logs.callback(lane.log.close)
+                watermarks.callback(lane.watermarks.close)
+            for lane in self.lanes:
+                lane.watermarks.wait_all()
+            watermarks.close()
+            self.checkpoint()
 
     def _clear(self, shard: int, lane: LogLane) -> None:
         """Take a deleted shard out of the index; its frames are garbage."""
@@ -592,11 +595,3 @@ class SegmentEngine(SegmentReader):
             # Before, the index is still behind the log.
             take_back(self._store, shard, state.next_offset)
         return state
-
-
-def _lanes_present(path: Path) -> int:
-    """Lanes found on disk: fewer than asked for is fine, more must all be opened."""
-    if not path.is_dir():
-        return 0
-    numbers = [int(entry.name) for entry in path.iterdir() if entry.is_dir() and entry.name.isdigit()]
-    return max(numbers) + 1 if numbers else 0

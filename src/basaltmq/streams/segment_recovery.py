@@ -175,3 +175,11 @@ def _summed(index: StreamIndex, log: Lane, position: int, end: int) -> SegmentSt
             offsets = decode_deletes(body)
             stats.garbage_bytes -= size // len(offsets) * len(index.deletes_of(header.shard, offsets, at))
     return stats
+
+
+def lanes_present(path: Path) -> int:
+    """Lanes found on disk: fewer than asked for is fine, more must all be opened."""
+    if not path.is_dir():
+        return 0
+    numbers = [int(entry.name) for entry in path.iterdir() if entry.is_dir() and entry.name.isdigit()]
+    return max(numbers) + 1 if numbers else 0

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from pathlib import Path
 
 import pytest
 from tests.unit.streams.segment_rig import SegmentRig
 
-from basaltmq.errors import DamagedFrameError
+from basaltmq.errors import DamagedFrameError, StorePoisonedError
 from basaltmq.log.lane_options import SEGMENT_AGE_MS
+from basaltmq.log.record import Record
+from basaltmq.streams.durability import Durability
 
 WAIT_S = 30.0
 
@@ -57,3 +60,17 @@ def test_the_cleaner_does_not_roll_a_segment_between_an_append_and_its_index_ent
     cleaning.join(WAIT_S)
     assert lane.log.active_start > 0
     rig.close()
+
+
+def test_an_engine_whose_lane_failed_closes_all_descriptors(tmp_path: Path) -> None:
+    """One that stays open keeps the space of its segment on disk after the next writer has deleted it."""
+    rig = SegmentRig(tmp_path)
+    shard = rig.shard(durability=Durability.SYNCED)
+    rig.engine.wait(rig.engine.batch_write(shard, [Record(b"kept")]))
+    rig.engine.read_by_offset(shard, 0)
+    rig.engine.lanes[0].log.poison(OSError(28, "No space left on device"))
+    with pytest.raises(StorePoisonedError, match="No space left"):
+        rig.engine.close()
+    held = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink() and each.exists()]
+    assert [each for each in held if str(tmp_path) in each] == []
+    rig.watermarks.close()
