@@ -124,4 +124,5 @@ def publish_bytes(exchange: str, key: str, body: bytes, *, channel: int = 1, **p
     size = FRAME_BYTES_MAX - 8
     bodies = [frame.Body(channel, body[at : at + size]).marshal() for at in range(0, len(body), size)]
     method = spec.Basic.Publish(exchange=exchange, routing_key=key)
-    return methods_bytes(channel, [method]) + frame.Header(channel, len(body), header).marshal() + b"".join(bodies)
+    head: bytes = frame.Header(channel, len(body), header).marshal()
+    return methods_bytes(channel, [method]) + head + b"".join(bodies)

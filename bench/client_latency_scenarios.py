@@ -39,8 +39,8 @@ class Target(NamedTuple):
         return ApiClient(f"http://127.0.0.1:{self.admin}", GUEST, GUEST)
 
 
-def _declare(wire: Wire, name: str, *, durable: bool = True, **arguments: Any) -> None:
-    method = spec.Queue.Declare(queue=name, durable=durable, arguments=arguments)
+def _declare(wire: Wire, name: str, arguments: dict[str, Any] | None = None, *, durable: bool = True) -> None:
+    method = spec.Queue.Declare(queue=name, durable=durable, arguments=arguments or {})
     wire.call(1, method, spec.Queue.DeclareOk)
 
 
@@ -267,7 +267,7 @@ def delete_full(target: Target) -> Iterator[None]:
 
 def _unacked(target: Target, **arguments: Any) -> Wire:
     wire = target.wire()
-    _declare(wire, "q", **arguments)
+    _declare(wire, "q", arguments)
     _fill(wire, "q", UNACKED)
     wire.call(1, spec.Basic.Consume(queue="q"), spec.Basic.ConsumeOk)
     wire.wait_deliveries(UNACKED)
@@ -351,7 +351,7 @@ def exclusive(target: Target) -> Iterator[None]:
 def expiry(target: Target) -> Iterator[None]:
     """200,000 messages expire at once."""
     with target.wire() as wire:
-        _declare(wire, "q", **{"x-message-ttl": 3_600_000})
+        _declare(wire, "q", {"x-message-ttl": 3_600_000})
         _fill(wire, "q", BACKLOG)
         api = target.api()
         yield
@@ -363,7 +363,7 @@ def expiry_dead(target: Target) -> Iterator[None]:
     """100,000 messages expire at once into a dead-letter exchange."""
     with target.wire() as wire:
         _declare(wire, "dead")
-        _declare(wire, "q", **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
+        _declare(wire, "q", {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
         began = time.monotonic()
         _fill(wire, "q", 100_000, expiration="20000")
         time.sleep(max(0.0, 19.0 - (time.monotonic() - began)))
@@ -440,7 +440,7 @@ def delete_vhost(target: Target) -> Iterator[None]:
 
 def kafka_metadata(target: Target) -> Iterator[None]:
     """Metadata of 10,000 topics, five times."""
-    from confluent_kafka.admin import AdminClient, NewTopic
+    from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
     admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{target.kafka}"})
     for at in range(0, QUEUES, 500):
@@ -454,7 +454,7 @@ def kafka_metadata(target: Target) -> Iterator[None]:
 
 def kafka_create(target: Target) -> Iterator[None]:
     """CreateTopics of 2,000 topics in one request."""
-    from confluent_kafka.admin import AdminClient, NewTopic
+    from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
     admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{target.kafka}"})
     admin.list_topics(timeout=60)
@@ -483,7 +483,7 @@ def grpc_flood(target: Target) -> Iterator[None]:
 
     client = Client(f"127.0.0.1:{target.fila}")
     client.create_queue("g")
-    batch = [Draft(payload=b"x" * 1024) for _ in range(1000)]
+    batch: list[bytes | str | Draft] = [Draft(payload=b"x" * 1024) for _ in range(1000)]
     yield
     for _ in range(30):
         client.enqueue("g", batch)

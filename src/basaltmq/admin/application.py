@@ -13,7 +13,7 @@ from typing import Any, Final
 from basaltmq.admin.auth import Authenticator
 from basaltmq.admin.errors import http_error
 from basaltmq.admin.hosts import SAFE_METHODS, Hosts
-from basaltmq.admin.message import BodySink, HttpError, Request, Response, json_response
+from basaltmq.admin.message import BodySink, HttpError, Request, Response, long_json_response
 from basaltmq.admin.paging import only_columns
 from basaltmq.admin.routes import Access, Call, Route, RouteTable, allowed, check_content_type, decode_body
 from basaltmq.admin.server import Admitted
@@ -89,7 +89,7 @@ async def _run(route: Route, call: Call) -> Response:
         _log.info("%s %s by %s", route.method, call.request.target.partition("?")[0], call.user.name)
     if made is None:
         return Response(204)
-    return made if isinstance(made, Response) else json_response(only_columns(call, made))
+    return made if isinstance(made, Response) else await long_json_response(only_columns(call, made))
 
 
 async def _finish(made: Awaitable[Any]) -> Any:

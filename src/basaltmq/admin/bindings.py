@@ -80,10 +80,10 @@ class Bindings:
 
     async def everywhere(self, call: Call) -> Any:
         found = [each for vhost in self._scope.running(call) for each in _all(vhost)]
-        return await listing(call, found, lambda shown: shown)
+        return await listing(call, found, _shown)
 
     async def here(self, call: Call) -> Any:
-        return await listing(call, list(_all(self._scope.vhost(call))), lambda shown: shown)
+        return await listing(call, list(_all(self._scope.vhost(call))), _shown)
 
     def between(self, call: Call) -> Any:
         vhost, destination = self._scope.vhost(call), _destination(call)
@@ -125,11 +125,18 @@ class Bindings:
         self._scope.check(call, vhost, "read", call.names["source"])
 
 
-def _all(vhost: VHost) -> Iterable[tuple[str, dict[str, Any]]]:
+def _all(vhost: VHost) -> Iterable[tuple[str, tuple[VHost, str | Binding]]]:
     for queue in vhost.queues.by_name:
-        yield queue, default_binding(vhost.name, queue)
+        yield queue, (vhost, queue)
     for binding in vhost.topology.bindings():
-        yield binding.source, shown_binding(vhost.name, binding)
+        yield binding.source, (vhost, binding)
+
+
+def _shown(pair: tuple[VHost, str | Binding]) -> dict[str, Any]:
+    vhost, found = pair
+    if isinstance(found, str):
+        return default_binding(vhost.name, found)
+    return shown_binding(vhost.name, found)
 
 
 def _destination(call: Call) -> Destination:

@@ -7,9 +7,9 @@ One entry that cannot be taken does not keep the others out: the answer lists it
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -32,8 +32,9 @@ from basaltmq.admin.policies import shown_policy
 from basaltmq.admin.principals import Principals
 from basaltmq.admin.routes import Access, Call, Route
 from basaltmq.admin.scope import Scope
-from basaltmq.admin.turns import Turns
+from basaltmq.admin.turns import Turns, in_turns
 from basaltmq.broker.policy import Policy
+from basaltmq.broker.queue import BrokerQueue
 from basaltmq.broker.topology import PREDECLARED
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import BasaltError
@@ -217,31 +218,28 @@ def _head() -> dict[str, Any]:
     return {"rabbitmq_version": SPEAKS_LIKE, "product_name": "Basalt", "product_version": __version__}
 
 
+def _queue_entry(vhost: VHost, queue: BrokerQueue) -> dict[str, Any]:
+    return {
+        "name": queue.name,
+        "vhost": vhost.name,
+        "durable": True,
+        "auto_delete": queue.declared.auto_delete,
+        "arguments": shown_table(queue.declared.arguments),
+    }
+
+
+def _without(entry: dict[str, Any], field: str) -> dict[str, Any]:
+    del entry[field]
+    return entry
+
+
 async def _exported(vhost: VHost) -> dict[str, list[dict[str, Any]]]:
     """What survives a restart; the rest is its clients' to declare."""
-    queues = [
-        {
-            "name": queue.name,
-            "vhost": vhost.name,
-            "durable": True,
-            "auto_delete": queue.declared.auto_delete,
-            "arguments": shown_table(queue.declared.arguments),
-        }
-        for queue in vhost.queues
-        if queue.declared.survives
-    ]
-    await asyncio.sleep(0)
-    exchanges = [
-        {field: value for field, value in shown_exchange(vhost, each).items() if field != "policy"}
-        for each in vhost.topology.exchanges.values()
-        if each.durable and each.name not in FIXED
-    ]
-    await asyncio.sleep(0)
-    bindings = [
-        {field: value for field, value in shown_binding(vhost.name, each).items() if field != "properties_key"}
-        for each in vhost.topology.bindings()
-        if each.durable
-    ]
+    queues = await in_turns([each for each in vhost.queues if each.declared.survives], partial(_queue_entry, vhost))
+    kept = [each for each in vhost.topology.exchanges.values() if each.durable and each.name not in FIXED]
+    exchanges = await in_turns(kept, lambda each: _without(shown_exchange(vhost, each), "policy"))
+    durable = [each for each in vhost.topology.bindings() if each.durable]
+    bindings = await in_turns(durable, lambda each: _without(shown_binding(vhost.name, each), "properties_key"))
     parameters = [
         {
             "vhost": vhost.name,

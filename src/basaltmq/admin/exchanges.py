@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, Literal
 
 import msgspec
@@ -14,6 +15,7 @@ from basaltmq.admin.message import HttpError, Response
 from basaltmq.admin.paging import listing
 from basaltmq.admin.routes import Call, Route
 from basaltmq.admin.scope import Scope
+from basaltmq.admin.turns import in_turns
 from basaltmq.broker import properties
 from basaltmq.broker.exchange import EXCHANGE, Destination, Exchange
 from basaltmq.broker.vhost import VHost
@@ -129,21 +131,24 @@ class Exchanges:
         )
         return Response(204 if existed else 201)
 
-    def delete(self, call: Call) -> None:
+    async def delete(self, call: Call) -> None:
         vhost, name = self._scope.vhost(call), _name(call)
         self._scope.check(call, vhost, "configure", name)
         vhost.topology.get(name)
+        if not (call.flag("if-unused") or name == "" or name.startswith("amq.")):
+            await in_turns(vhost.unbinding(EXCHANGE, name), int)
         vhost.delete_exchange(name, if_unused=call.flag("if-unused"))
 
-    def from_it(self, call: Call) -> Any:
+    async def from_it(self, call: Call) -> Any:
         vhost = self._scope.vhost(call)
         exchange = vhost.topology.get(_name(call))
-        return [shown_binding(vhost.name, each) for each in exchange.bindings.values()]
+        return await in_turns(list(exchange.bindings.values()), partial(shown_binding, vhost.name))
 
-    def to_it(self, call: Call) -> Any:
+    async def to_it(self, call: Call) -> Any:
         vhost = self._scope.vhost(call)
         name = vhost.topology.get(_name(call)).name
-        return [shown_binding(vhost.name, each) for each in vhost.topology.bindings_to(Destination(EXCHANGE, name))]
+        found = vhost.topology.bindings_to(Destination(EXCHANGE, name))
+        return await in_turns(found, partial(shown_binding, vhost.name))
 
     async def publish(self, call: Call) -> Any:
         vhost, name, spec = self._scope.vhost(call), _name(call), call.body

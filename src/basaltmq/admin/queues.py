@@ -6,6 +6,7 @@ Looking at messages (`get` with ack_requeue_true) changes nothing, unlike Rabbit
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -18,7 +19,7 @@ from basaltmq.admin.paging import listing
 from basaltmq.admin.rates import Rates
 from basaltmq.admin.routes import Call, Route
 from basaltmq.admin.scope import Scope
-from basaltmq.admin.turns import Turns
+from basaltmq.admin.turns import Turns, in_turns
 from basaltmq.broker import properties
 from basaltmq.broker.exchange import QUEUE, Destination
 from basaltmq.broker.guard import Guard
@@ -177,22 +178,25 @@ class Queues:
         )
         return Response(204 if existed else 201)
 
-    def delete(self, call: Call) -> None:
+    async def delete(self, call: Call) -> None:
         vhost, name = self._scope.vhost(call), call.names["name"]
         self._scope.check(call, vhost, "configure", name)
         _queue(vhost, name)
-        vhost.delete_queue(name, if_unused=call.flag("if-unused"), if_empty=call.flag("if-empty"), owner=None)
+        if_unused, if_empty = call.flag("if-unused"), call.flag("if-empty")
+        vhost.check_delete(name, if_unused=if_unused, if_empty=if_empty, owner=None)
+        await in_turns(vhost.unbinding(QUEUE, name), int)
+        vhost.delete_queue(name, if_unused=if_unused, if_empty=if_empty, owner=None)
 
-    def bindings(self, call: Call) -> Any:
+    async def bindings(self, call: Call) -> Any:
         vhost, name = self._scope.vhost(call), call.names["name"]
         _queue(vhost, name)
-        found = [shown_binding(vhost.name, each) for each in vhost.topology.bindings_to(Destination(QUEUE, name))]
-        return [default_binding(vhost.name, name), *found]
+        found = vhost.topology.bindings_to(Destination(QUEUE, name))
+        return [default_binding(vhost.name, name), *await in_turns(found, partial(shown_binding, vhost.name))]
 
-    def purge(self, call: Call) -> None:
+    async def purge(self, call: Call) -> None:
         vhost, name = self._scope.vhost(call), call.names["name"]
         self._scope.check(call, vhost, "read", name)
-        vhost.purge_queue(name, owner=None)
+        await in_turns(vhost.purging(name, owner=None), int)
 
     async def get(self, call: Call) -> Any:
         vhost, name, spec = self._scope.vhost(call), call.names["name"], call.body

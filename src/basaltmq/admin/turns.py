@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Final, TypeVar
 
 TURN_S: Final = 0.002
 """How long a turn holds the loop: less than a sync of most disks, which confirms wait for anyhow."""
+
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+
+
+async def in_turns(items: Iterable[Item], make: Callable[[Item], Made]) -> list[Made]:
+    """Make something of every item, in short turns."""
+    turns = Turns()
+    made = []
+    for item in items:
+        made.append(make(item))
+        await turns.breathe()
+    return made
 
 
 class Turns:

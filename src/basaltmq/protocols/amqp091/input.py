@@ -36,7 +36,7 @@ class Taker(Protocol):
 class Input:
     """The input of one connection."""
 
-    __slots__ = ("_events", "_reads", "_session", "_shares", "_work", "is_behind")
+    __slots__ = ("_events", "_is_dropped", "_reads", "_session", "_shares", "_work", "is_behind")
 
     def __init__(self, session: Session, shares: LoopShares) -> None:
         self._session = session
@@ -44,11 +44,13 @@ class Input:
         self._events: Iterator[Event] | None = None
         self._reads: deque[bytes] = deque()
         self._work: tuple[Channel, m.Method, Work] | None = None
+        self._is_dropped = False
         self.is_behind = False
         """Something is left for the next turn."""
 
     def add(self, data: bytes) -> bool:
         """Add what was read; False if it waits behind earlier input."""
+        self._is_dropped = False
         if self._events is None:
             self._events = self._session.receive(data)
             return not self.is_behind
@@ -65,7 +67,8 @@ class Input:
         self._work = (channel, method, work)
 
     def drop(self) -> None:
-        """Forget everything."""
+        """Forget everything: the connection is gone or broken."""
+        self._is_dropped = True
         self._events = self._work = None
         self._reads.clear()
         if self.is_behind:
@@ -94,8 +97,7 @@ class Input:
             # `put_back` replaces the iterator, so it is looked up for each event.
             while (event := next(self._events, None)) is not None:
                 later_s = taker.handle(event)
-                if self._events is None:
-                    # Dropped: the connection is gone.
+                if self._is_dropped:
                     return False
                 if self._work is not None:
                     break

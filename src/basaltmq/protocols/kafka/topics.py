@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -39,15 +40,35 @@ def is_name(name: str) -> bool:
 
 
 def metadata(desk: Desk, client: Client, request: Request) -> Answer:
-    """At once, unless topics have to be made first: clients ask for little else before they begin."""
+    """At once, unless topics have to be made first or are many: clients ask for little else before they begin."""
     asked = request.body["topics"]
     if asked is None or (request.version == 0 and not asked):
-        topics = [_described(topic, request) for topic in _all(desk) if _visible(client, topic.name)]
+        page = desk.plane.topics.page(limit=PAGE)
+        topics = _described_all(client, page.topics, request)
+        if page.next_after is not None:
+            return _metadata_paged(desk, client, topics, page.next_after, request)
         return _cluster(desk, client, topics)
+    if len(asked) > PAGE:
+        return _metadata_made(desk, client, asked, [None] * len(asked), request)
     found = [_metadata_of(desk, client, each, request) for each in asked]
     if None in found:
         return _metadata_made(desk, client, asked, found, request)
     return _cluster(desk, client, found)
+
+
+async def _metadata_paged(desk: Desk, client: Client, topics: list[Fields], after: str, request: Request) -> Fields:
+    """Of all topics, with others served between two pages."""
+    next_after: str | None = after
+    while next_after is not None:
+        await asyncio.sleep(0)
+        page = desk.plane.topics.page(start_after=next_after, limit=PAGE)
+        topics += _described_all(client, page.topics, request)
+        next_after = page.next_after
+    return _cluster(desk, client, topics)
+
+
+def _described_all(client: Client, topics: Iterable[Topic], request: Request) -> list[Fields]:
+    return [_described(topic, request) for topic in topics if _visible(client, topic.name)]
 
 
 def _cluster(desk: Desk, client: Client, topics: Sequence[Fields | None]) -> Fields:
@@ -63,22 +84,13 @@ def _cluster(desk: Desk, client: Client, topics: Sequence[Fields | None]) -> Fie
 async def _metadata_made(
     desk: Desk, client: Client, asked: list[Fields], found: list[Fields | None], request: Request
 ) -> Fields:
-    """With the topics made that are to be, one after the other."""
+    """With the topics made that are to be, one after the other, and others served in between."""
     for at, each in enumerate(asked):
         if found[at] is None:
-            found[at] = await _made(desk, each["name"], request)
+            found[at] = _metadata_of(desk, client, each, request) or await _made(desk, each["name"], request)
+        if at % PAGE == PAGE - 1:
+            await asyncio.sleep(0)
     return _cluster(desk, client, found)
-
-
-def _all(desk: Desk) -> Sequence[Topic]:
-    found: list[Topic] = []
-    after: str | None = None
-    while True:
-        page = desk.plane.topics.page(start_after=after, limit=PAGE)
-        found += page.topics
-        if page.next_after is None:
-            return found
-        after = page.next_after
 
 
 def _visible(client: Client, name: str) -> bool:
@@ -145,10 +157,10 @@ def _partitions(count: int, version: int, is_flexible: bool) -> Encoded:
 
 
 async def create_topics(desk: Desk, client: Client, request: Request) -> Fields:
-    names = [each["name"] for each in request.body["topics"]]
+    counts = Counter(each["name"] for each in request.body["topics"])
     return {
         "topics": [
-            await _created(desk, client, each, request.body["validate_only"], names.count(each["name"]) > 1)
+            await _created(desk, client, each, request.body["validate_only"], counts[each["name"]] > 1)
             for each in request.body["topics"]
         ]
     }

@@ -1,0 +1,47 @@
+"""Long answers are made in portions, and others run in between (P13)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+
+from basaltmq.admin import turns
+from basaltmq.admin.message import ENCODED_AT_ONCE, long_json_response
+from basaltmq.admin.turns import in_turns
+
+pytestmark = pytest.mark.promise("P13")
+
+
+def turns_during(work: Coroutine[Any, Any, Any]) -> tuple[Any, int]:
+    """What the work gave, and how often somebody else had a turn meanwhile."""
+
+    async def run() -> tuple[Any, int]:
+        task = asyncio.create_task(work)
+        others = 0
+        while not task.done():
+            await asyncio.sleep(0)
+            others += 1
+        return task.result(), others
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("size", [0, 1, ENCODED_AT_ONCE, ENCODED_AT_ONCE + 1, 10 * ENCODED_AT_ONCE])
+def test_a_long_answer_is_encoded_in_portions_and_is_the_same(size: int) -> None:
+    items = [{"name": f"q{number}", "arguments": {"x": None}} for number in range(size)]
+    for value in (items, {"items": items, "page": 1, 'odd " name': [items[:3]]}):
+        response, others = turns_during(long_json_response(value))
+        assert msgspec.json.decode(response.body) == value
+        if size > ENCODED_AT_ONCE:
+            assert others >= size // ENCODED_AT_ONCE
+
+
+def test_many_items_are_made_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "TURN_S", 0.0)
+    made, others = turns_during(in_turns(range(50), str))
+    assert made == [str(number) for number in range(50)]
+    assert others >= 50
