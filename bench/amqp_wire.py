@@ -26,7 +26,7 @@ class Wire:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = b""
-        self.deliveries = 0
+        self.deliveries = self.confirmed = 0
         self.last_tag = 0
         self._socket.sendall(b"AMQP\0\0\x09\x01")
         self.wait(spec.Connection.Start)
@@ -73,10 +73,8 @@ class Wire:
 
     def wait_confirms(self, last: int) -> None:
         """Read until the publish with this number is confirmed."""
-        while True:
-            arguments = self.wait(spec.Basic.Ack)
-            if int.from_bytes(arguments[:8], "big") >= last:
-                return
+        while self.confirmed < last:
+            self.confirmed = int.from_bytes(self.wait(spec.Basic.Ack)[:8], "big")
 
     def wait_deliveries(self, count: int) -> None:
         """Read until so many messages were delivered in all."""

@@ -8,6 +8,7 @@ deadline moved closer. What fails stays due; what is due in a queue that is down
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -30,7 +31,10 @@ DUE_MAX: Final = 64
 
 DUE_ROWS: Final = 2000
 """Rows after which a `run` leaves the rest to the next one: a thousand messages that come back, some ten milliseconds
-in which nobody else has the plane. Dead-lettering through an exchange takes 50 ms for as many rows."""
+in which nobody else has the plane."""
+
+DUE_S: Final = 0.01
+"""Time after which a `run` leaves the rest to the next one. Rows of dead letters take ten times as long as others."""
 
 FOLLOW_UP_MAX: Final = 2
 """Batches of one operation that bring other queues back to their limits; the rest waits for `run`."""
@@ -55,7 +59,9 @@ class Due:
         wake: Callable[[str], None],
         delete: Callable[[str], None],
         on_deadline: Callable[[], None] | None,
+        timer_s: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self._timer_s = timer_s
         self._shared = shared
         self._changes = changes
         self._loaded = loaded
@@ -74,12 +80,13 @@ class Due:
 
     def run(self, now_ns: int) -> int | None:
         """Do a bounded piece of what is due; when to come again, None: never."""
+        until_s = self._timer_s() + DUE_S
         self.bring_back_to_limits()
         if self._shared.timers.rearm is not None:
             rearm = self._shared.timers.rearm
             self._changes.do(lambda change: rearm.step(self._shared.timers, change), now_ns)
         rows = served = 0
-        while rows < DUE_ROWS and served < DUE_MAX:
+        while rows < DUE_ROWS and served < DUE_MAX and (not served or self._timer_s() < until_s):
             due = self._shared.lease_expiry.due(now_ns, 1)
             if not due:
                 break
@@ -101,7 +108,7 @@ class Due:
             except (QueueFailedError, CorruptionError) as error:
                 _log.error("what is due in queue %r is put off: %s", timer.queue, error)
                 rows += self._changes.do(partial(self._put_off, timer), now_ns)
-            if rows >= DUE_ROWS:
+            if rows >= DUE_ROWS or self._timer_s() >= until_s:
                 break
         if self._shared.reclaim.is_pending:
             self._changes.do(self._shared.reclaim.step, now_ns)

@@ -1,0 +1,52 @@
+"""What is due or over its limit is worked off in portions, with others in between (P13)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from tests.unit.queues.conftest import Clock
+
+from basaltmq.queues.draft import Draft
+from basaltmq.queues.due import FOLLOW_UP_MAX
+from basaltmq.queues.expiry import EXPIRE_MAX
+from basaltmq.queues.limits import DROP_MAX
+from basaltmq.queues.plane import QueuePlane
+
+pytestmark = pytest.mark.promise("P13")
+CALLS_MAX = 1000
+Make = Callable[..., str]
+
+
+@pytest.mark.spec("E7")
+def test_messages_that_expire_at_once_go_in_portions(plane: QueuePlane, make: Make, clock: Clock) -> None:
+    make("q", dead_letter_queue="dead")
+    plane.enqueue("q", [Draft(payload=b"%d" % number, ttl_ms=1000) for number in range(5000)])
+    clock.pass_ms(1001)
+    before = 5000
+    for _ in range(CALLS_MAX):
+        deadline = plane.run_due(clock())
+        left = plane.stats("q")["ready"]
+        assert before - left <= 2 * EXPIRE_MAX
+        before = left
+        if not left:
+            break
+        assert deadline is not None
+        assert deadline <= clock(), "the rest is due at once"
+    assert plane.stats("dead")["ready"] == 5000
+
+
+@pytest.mark.spec("E7")
+def test_a_queue_far_over_a_new_limit_is_brought_back_in_portions(plane: QueuePlane, make: Make, clock: Clock) -> None:
+    make("q")
+    plane.enqueue("q", [b"%d" % number for number in range(5000)])
+    plane.update(msgspec.structs.replace(plane.get("q"), length_max=10))
+    assert 5000 - plane.stats("q")["ready"] <= FOLLOW_UP_MAX * DROP_MAX
+    for _ in range(CALLS_MAX):
+        before = plane.stats("q")["ready"]
+        if before == 10:
+            break
+        plane.run_due(clock())
+        assert before - plane.stats("q")["ready"] <= 2 * FOLLOW_UP_MAX * DROP_MAX
+    assert [message.payload for message in plane.browse("q")] == [b"%d" % number for number in range(4990, 5000)]
