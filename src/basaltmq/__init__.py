@@ -16,9 +16,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from basaltmq.queues.outcome import Reject
+
 if TYPE_CHECKING:
     from basaltmq.embedded.database import Basalt, Settings
 
+__all__ = ["Reject", "open"]
 __version__ = "0.1.0"
 
 

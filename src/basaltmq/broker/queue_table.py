@@ -171,6 +171,14 @@ class QueueTable:
             if name is not None and name not in self.by_name:
                 self._add(name, Declared(), None)
 
+    def notice(self, name: str) -> BrokerQueue | None:
+        """A queue that the plane made by itself, for messages that were given up; None if there is no such queue."""
+        try:
+            return self._add(name, Declared.decode(name, self._plane.get(name).extra), None)
+        except BasaltError:
+            # It is gone again, or cannot be served, which was said when the virtual host opened.
+            return None
+
     def _generated(self) -> str:
         return GENERATED + urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
 

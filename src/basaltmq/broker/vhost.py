@@ -560,7 +560,7 @@ class VHost:
 
     def _ready(self, name: str) -> None:
         """The plane has something ready in a queue."""
-        queue = self.queues.by_name.get(name)
+        queue = self.queues.by_name.get(name) or self.queues.notice(name)
         if queue is not None:
             queue.has_ready = True
             if queue.is_stream:

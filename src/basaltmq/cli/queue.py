@@ -28,7 +28,7 @@ from basaltmq.cli.queue_lines import decode_draft, encode_message, message_row
 from basaltmq.cli.server_queue import server_queue
 from basaltmq.errors import BasaltError
 from basaltmq.messages.branches import Xid
-from basaltmq.queues.config import Durability, Overflow, QueueConfig, queue_config
+from basaltmq.queues.config import Durability, Overflow, QueueConfig, new_config
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.message import Message
 from basaltmq.queues.plane import QueuePlane
@@ -69,8 +69,8 @@ def _view(data_dir: Path) -> Iterator[QueuePlane]:
 @queue.command()
 @click.argument("name")
 @click.option("--visibility-timeout-ms", type=int, help="How long a lease lasts. Default: 30 s.")
-@click.option("--attempts-max", type=int, help="Deliveries before a message is dead-lettered or dropped.")
-@click.option("--dead-letter-queue", metavar="NAME", help="Where failed messages go; made if it is missing.")
+@click.option("--attempts-max", type=int, help="Deliveries before a message is given up. Default: 20. 0: no limit.")
+@click.option("--dead-letter-queue", metavar="NAME", help="Where failed messages go. Default: NAME.dlq.")
 @click.option("--ttl-ms", type=int, help="Messages older than this expire.")
 @click.option("--length-max", type=int, help="Messages kept.")
 @click.option("--bytes-max", type=int, help="Bytes kept.")
@@ -88,7 +88,7 @@ def create(data_dir: Path, /, name: str, **settings: Any) -> None:
     for script in ("on_enqueue_script", "on_failure_script"):
         if script in given:
             given[script] = given[script].read()
-    config = queue_config(given | {"name": name})
+    config = new_config(name, given)
     with basaltmq.open(data_dir) as db:
         db.queue_plane.create(config)
     click.echo(f"queue {name} created; fill it with: basalt queue enqueue {name}")

@@ -12,8 +12,8 @@ from basaltmq.client.async_client import AsyncClient
 from basaltmq.client.async_worker import AsyncWorker
 from basaltmq.client.client import Client
 from basaltmq.client.leased import Leased
-from basaltmq.client.outcome import Reject
 from basaltmq.client.worker import Worker
 from basaltmq.queues.draft import Draft
+from basaltmq.queues.outcome import Reject
 
 __all__ = ["AsyncClient", "AsyncWorker", "Client", "Draft", "Leased", "Reject", "Worker"]

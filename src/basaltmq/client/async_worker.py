@@ -17,9 +17,16 @@ from typing import Final, TypeAlias
 
 from basaltmq.client.async_client import AsyncClient
 from basaltmq.client.leased import Leased
-from basaltmq.client.outcome import Reject, text_of
 from basaltmq.client.worker import KEEP_ALIVE_SHARE, POLL_S, RETRY_S
 from basaltmq.errors import BasaltError, InvalidArgumentError, StaleLeaseError
+from basaltmq.queues.outcome import (
+    RETRY_DELAY_MS_DEFAULT,
+    RETRY_DELAY_MS_MAX_DEFAULT,
+    Backoff,
+    Reject,
+    log_failure,
+    text_of,
+)
 
 CONCURRENCY_MAX: Final = 10_000
 
@@ -39,7 +46,8 @@ class AsyncWorker:
         *,
         concurrency: int = 1,
         visibility_ms: int | None = None,
-        retry_delay_ms: int = 0,
+        retry_delay_ms: int = RETRY_DELAY_MS_DEFAULT,
+        retry_delay_max_ms: int = RETRY_DELAY_MS_MAX_DEFAULT,
         keep_alive: bool = True,
     ) -> None:
         if type(concurrency) is not int or not 1 <= concurrency <= CONCURRENCY_MAX:
@@ -54,7 +62,7 @@ class AsyncWorker:
         self._handler = handler
         self._concurrency = concurrency
         self._visibility_ms = visibility_ms
-        self._retry_delay_ms = retry_delay_ms
+        self._backoff = Backoff(retry_delay_ms, retry_delay_max_ms)
         self._keep_alive = keep_alive
         self._attendance = client.attend()
         self._stopping = asyncio.Event()
@@ -132,6 +140,7 @@ class AsyncWorker:
             await self._handler(message)
         except Exception as error:
             failure = error
+            log_failure(self.queue, message.id, message.attempts, error)
         self.handled += 1
         self.failed += failure is not None
         while not message.settled:
@@ -152,7 +161,8 @@ class AsyncWorker:
         elif isinstance(failure, Reject):
             await self._client.nack(message, text_of(failure), reject=True)
         else:
-            await self._client.nack(message, text_of(failure), delay_ms=self._retry_delay_ms)
+            delay_ms = self._backoff.delay_ms(message.attempts)
+            await self._client.nack(message, text_of(failure), delay_ms=delay_ms)
 
     async def _keep(self) -> None:
         """Extend the leases of what is held."""

@@ -43,7 +43,7 @@ ACK: Final = Method(_SERVICE + "AckBatch", wire.SettleResponse.FromString)
 NACK: Final = Method(_SERVICE + "NackBatch", wire.SettleResponse.FromString)
 RELEASE: Final = Method(_SERVICE + "ReleaseBatch", wire.SettleResponse.FromString)
 EXTEND: Final = Method(_SERVICE + "Extend", wire.ExtendResponse.FromString)
-CREATE_QUEUE: Final = Method(_ADMIN + "CreateQueue", fila.CreateQueueResponse.FromString)
+CREATE_QUEUE: Final = Method(_SERVICE + "CreateQueue", wire.CreateQueueResponse.FromString)
 DELETE_QUEUE: Final = Method(_ADMIN + "DeleteQueue", fila.DeleteQueueResponse.FromString)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import CancelledError
-from typing import Any, Final, Self, TypeVar, overload
+from typing import Any, Final, Self, TypeVar, Unpack, overload
 
 from google.protobuf.message import Message
 
@@ -25,8 +25,9 @@ from basaltmq.client.channel import ADDRESS_DEFAULT, Method, Target
 from basaltmq.client.leased import Held, Leased, by_lease, extended, ids_of, leased_of, settled
 from basaltmq.client.line import Line
 from basaltmq.client.producer import Producer
-from basaltmq.client.requests import Payload, enqueue_of, lease_of, many
+from basaltmq.client.requests import Payload, create_of, enqueue_of, lease_of, many
 from basaltmq.errors import PreconditionFailedError
+from basaltmq.queues.config import QueueSettings
 from basaltmq.wire import basalt_pb2 as wire
 from basaltmq.wire import fila_wire_pb2 as fila
 
@@ -69,22 +70,13 @@ class Client:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def create_queue(
-        self,
-        name: str,
-        *,
-        on_enqueue_script: str = "",
-        on_failure_script: str = "",
-        visibility_timeout_ms: int = 0,
-    ) -> None:
-        """Make a queue, and its dead-letter queue `<name>.dlq`."""
-        config = fila.QueueConfig(
-            on_enqueue_script=on_enqueue_script,
-            on_failure_script=on_failure_script,
-            visibility_timeout_ms=visibility_timeout_ms,
-        )
-        request = fila.CreateQueueRequest(name=name, config=config)
-        self._call(calls.CREATE_QUEUE, request)
+    def create_queue(self, name: str, **settings: Unpack[QueueSettings]) -> None:
+        """Make a queue with these settings, which are those of `Basalt.queue` in a process.
+
+        Its dead letters go to `<name>.dlq` unless `dead_letter_queue` names another queue, or None. A message is tried
+        20 times unless `attempts_max` says otherwise; 0 or None tries for ever.
+        """
+        self._call(calls.CREATE_QUEUE, create_of(name, settings))
 
     def delete_queue(self, name: str) -> None:
         """Delete a queue with all that is in it."""

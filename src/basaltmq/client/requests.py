@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
+
+import msgspec
 
 from basaltmq.errors import InvalidArgumentError
 from basaltmq.protocols.grpc.varints import varint
+from basaltmq.queues.config import DEAD_LETTERS, QueueSettings, new_config
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
 from basaltmq.wire import basalt_pb2 as wire
 
@@ -17,6 +20,18 @@ Payload: TypeAlias = bytes | str | Draft
 _QUEUE: Final = b"\x0a"
 _PAYLOAD: Final = b"\x1a"
 """Tags of an EnqueueBatchRequest: field 1 and field 3, both with a length."""
+
+
+def create_of(name: str, settings: QueueSettings) -> wire.CreateQueueRequest:
+    """A queue to make, with the defaults of queues that programs make."""
+    given: dict[str, Any] = dict(settings)
+    if not name.endswith(DEAD_LETTERS):
+        given.setdefault("dead_letter_queue", name + DEAD_LETTERS)
+    config: dict[str, Any] = msgspec.to_builtins(new_config(name, given))
+    del config["name"]
+    return wire.CreateQueueRequest(
+        name=name, config=wire.QueueConfig(**{field: value for field, value in config.items() if value is not None})
+    )
 
 
 def enqueue_of(queue: str, messages: Sequence[Payload]) -> bytes:

@@ -5,11 +5,16 @@
 
     handler returns             the message is acked
     handler raises Reject       it is given up: dead-lettered, or dropped if the queue has no dead-letter queue
-    handler raises an Exception it is nacked with the error's text; the queue decides about the next try
+    handler raises an Exception it is logged with its traceback and nacked with its text, which is kept with the message
+                                as `x-last-error`; it is tried again later (see below)
     handler settled it itself   nothing more is done
 
     one thread leases ──> `concurrency` threads handle ──> one thread settles what is done, many at once
                                     one thread extends the leases of what is held
+
+The first retry waits `retry_delay_ms` (1 s), each further one twice as long as the one before, up to
+`retry_delay_max_ms` (5 minutes); a random share of up to a half is taken off. A script of the queue may choose another
+wait. After the `attempts_max` of the queue a message is dead-lettered.
 
 Leases are extended while handlers run, so that a long one keeps its message; with `keep_alive=False` a handler that
 hangs loses it instead. A process that dies gives everything back at once.
@@ -33,8 +38,15 @@ from typing import Final, Self, TypeAlias
 from basaltmq.client.attendance import GiveUp
 from basaltmq.client.client import Client
 from basaltmq.client.leased import Leased, by_lease
-from basaltmq.client.outcome import Reject, text_of
 from basaltmq.errors import BasaltError, InvalidArgumentError, StaleLeaseError
+from basaltmq.queues.outcome import (
+    RETRY_DELAY_MS_DEFAULT,
+    RETRY_DELAY_MS_MAX_DEFAULT,
+    Backoff,
+    Reject,
+    log_failure,
+    text_of,
+)
 from basaltmq.signals import stopped_by_signals
 
 CONCURRENCY_MAX: Final = 1024
@@ -69,7 +81,8 @@ class Worker:
         concurrency: int = 1,
         ahead: int = 0,
         visibility_ms: int | None = None,
-        retry_delay_ms: int = 0,
+        retry_delay_ms: int = RETRY_DELAY_MS_DEFAULT,
+        retry_delay_max_ms: int = RETRY_DELAY_MS_MAX_DEFAULT,
         keep_alive: bool = True,
     ) -> None:
         """`ahead` is how many messages are leased beyond those being handled, so that threads need not wait for one."""
@@ -87,7 +100,7 @@ class Worker:
         self._client = client
         self._handler = handler
         self._visibility_ms = visibility_ms
-        self._retry_delay_ms = retry_delay_ms
+        self._backoff = Backoff(retry_delay_ms, retry_delay_max_ms)
         self._keep_alive = keep_alive
         self._concurrency = concurrency
         self._attendance = client.attend()
@@ -217,6 +230,7 @@ class Worker:
                 self._handler(message)
             except Exception as error:
                 failure = error
+                log_failure(self.queue, message.id, message.attempts, error)
             self._done.put((message, failure))
 
     def _settle(self) -> None:
@@ -254,7 +268,7 @@ class Worker:
 
     def _nack(self, failure: Exception, messages: list[Leased]) -> None:
         is_rejected = isinstance(failure, Reject)
-        delay_ms = 0 if is_rejected else self._retry_delay_ms
+        delay_ms = 0 if is_rejected else self._backoff.delay_ms(messages[0].attempts)
         self._client.nack(messages, text_of(failure), delay_ms=delay_ms, reject=is_rejected)
 
     def _settled(self, messages: list[Leased], settle: Callable[[list[Leased]], object]) -> None:

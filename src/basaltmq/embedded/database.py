@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, Unpack
 
 import msgspec
 
@@ -29,6 +29,7 @@ from basaltmq.embedded.transaction import Transaction, Xa
 from basaltmq.embedded.waiting import Arrivals
 from basaltmq.errors import BasaltError, InvalidConfigError, StoreClosedError, TopicExistsError
 from basaltmq.log.backup import copy_lane
+from basaltmq.queues.config import QueueSettings
 from basaltmq.queues.event_topic import EventSettings, EventWriter
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.api import Store
@@ -178,13 +179,16 @@ class Basalt:
         self.streams.topics.delete(name)
         self._arrivals.wake()
 
-    def queue(self, name: str, *, create: bool = True, **settings: Any) -> EmbeddedQueue:
+    def queue(self, name: str, *, create: bool = True, **settings: Unpack[QueueSettings]) -> EmbeddedQueue:
         """The queue of this name, created with these settings if there is none and `create` is on.
 
         Settings given for a queue that exists must be what it has; change them with `EmbeddedQueue.alter`. They are the
         fields of `QueueConfig`: visibility_timeout_ms, attempts_max, dead_letter_queue, ttl_ms, durability, ...
+
+        A message of a queue made without `attempts_max` is tried 20 times and then goes to `<name>.dlq`. 0 or None
+        tries for ever.
         """
-        return self._open_queues().open(name, settings, create=create)
+        return self._open_queues().open(name, dict(settings), create=create)
 
     def queues(self) -> Iterator[EmbeddedQueue]:
         """Every queue, in the order of names."""

@@ -28,7 +28,7 @@ from basaltmq.embedded.readiness import Readiness, in_thread
 from basaltmq.embedded.worker import Handler, Worker
 from basaltmq.errors import InvalidArgumentError, InvalidConfigError
 from basaltmq.queues.config import Durability, QueueConfig, queue_config
-from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
+from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft, asks_for_more, require_fit
 from basaltmq.queues.message import Message
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.redrive import Wanted
@@ -102,6 +102,8 @@ class EmbeddedQueue:
         """
         self._admit()
         drafts, is_one = drafts_of(message, fields)
+        if asks_for_more(drafts):
+            require_fit(self.config, drafts)
         ids = self._plane.enqueue(self.name, drafts, durability=_level(durability))
         return ids[0] if is_one else ids
 
@@ -234,7 +236,7 @@ class EmbeddedQueue:
         return self._plane.stats(self.name)
 
     def worker(self, handler: Handler, *, concurrency: int = 1, batch: int = 1, **options: Any) -> Worker:
-        """A loop that hands messages to `handler` and settles them; see `Worker`."""
+        """A loop that hands messages to `handler` and settles them; see `Worker` for its options."""
         return Worker(self, handler, concurrency=concurrency, batch=batch, **options)
 
     def readiness(self) -> Readiness:
@@ -245,6 +247,8 @@ class EmbeddedQueue:
         """As `enqueue`; waiting for the disk holds no thread, so any number of these share its syncs."""
         self._admit()
         drafts, is_one = drafts_of(message, fields)
+        if asks_for_more(drafts):
+            require_fit(self.config, drafts)
         level = _level(durability)
 
         def write() -> tuple[list[bytes], Durability]:

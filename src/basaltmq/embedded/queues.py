@@ -16,11 +16,9 @@ from contextlib import suppress
 from enum import Enum
 from typing import Any, Final
 
-import msgspec
-
 from basaltmq.embedded.queue import EmbeddedQueue
 from basaltmq.errors import InvalidConfigError, QueueExistsError, QueueNotFoundError, StoreClosedError
-from basaltmq.queues.config import QueueConfig, queue_config
+from basaltmq.queues.config import new_config
 from basaltmq.queues.event_topic import EventWriter
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.script_budget import EMBEDDED_CALL_MS, ScriptBudget
@@ -85,7 +83,7 @@ class OpenQueues:
 
     def open(self, name: str, given: dict[str, Any], *, create: bool) -> EmbeddedQueue:
         """The queue of this name, made with these settings if there is none and `create` is on."""
-        wanted = _config(name, given)
+        wanted = new_config(name, given)
         try:
             found = self.plane.get(name)
         except QueueNotFoundError:
@@ -141,13 +139,6 @@ class OpenQueues:
         # Cleared at the head of the loop: closing may have been said in between.
         if not self._closing:
             self._changed.wait(timeout_s)
-
-
-def _config(name: str, given: dict[str, Any]) -> QueueConfig:
-    try:
-        return queue_config(msgspec.to_builtins(given) | {"name": name})
-    except (msgspec.ValidationError, TypeError) as error:
-        raise InvalidConfigError(f"queue {name!r}: {error}") from error
 
 
 def _shown(value: object) -> str:

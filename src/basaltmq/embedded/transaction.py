@@ -25,7 +25,7 @@ from basaltmq.embedded.queue import EmbeddedQueue, Held, drafts_of
 from basaltmq.errors import InvalidArgumentError
 from basaltmq.messages.branches import Xid
 from basaltmq.queues.delivery import Delivery
-from basaltmq.queues.draft import Draft
+from basaltmq.queues.draft import Draft, asks_for_more, require_fit
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.transaction import QueueTransaction
 from basaltmq.queues.xa import InDoubt, XaSession
@@ -65,7 +65,10 @@ class QueueWork:
     def enqueue(self, queue: str | EmbeddedQueue, message: Any, **fields: Any) -> None:
         """One message or many for a queue, as `EmbeddedQueue.enqueue` takes them."""
         self._admit()
-        self._target.enqueue(_name(queue), drafts_of(message, fields)[0])
+        name, drafts = _name(queue), drafts_of(message, fields)[0]
+        if asks_for_more(drafts):
+            require_fit(self._plane.get(name), drafts)
+        self._target.enqueue(name, drafts)
 
     def ack(self, messages: Held) -> int:
         """Messages that were leased are done, if their leases last until the end; how many."""

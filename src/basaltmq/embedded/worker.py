@@ -7,8 +7,13 @@ Each of `concurrency` threads leases up to `batch` messages and handles them one
 
     handler returns             the message is acked
     handler raises Reject       it is given up: dead-lettered, or dropped if the queue has no dead-letter queue
-    handler raises an Exception it is nacked with the error's text, and tried again after `retry_delay_ms`
+    handler raises an Exception it is logged with its traceback and nacked with its text, which is kept with the message
+                                as `x-last-error`; it is tried again later (see below)
     handler settled it itself   nothing more is done
+
+The first retry waits `retry_delay_ms` (1 s), each further one twice as long as the one before, up to
+`retry_delay_max_ms` (5 minutes); a random share of up to a half is taken off. After the `attempts_max` of the queue (20
+unless it says otherwise) a message goes to the dead-letter queue, or to `<name>.dlq`.
 
 Leases of what is being handled, and of what waits behind it in the batch, are extended while the handler runs, so that
 a long one keeps its messages; with `keep_alive=False` a handler that hangs loses them instead. A process that dies
@@ -30,6 +35,14 @@ from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from basaltmq.embedded.leased import Leased
 from basaltmq.errors import BasaltError, InvalidArgumentError, StaleLeaseError
+from basaltmq.queues.outcome import (
+    RETRY_DELAY_MS_DEFAULT,
+    RETRY_DELAY_MS_MAX_DEFAULT,
+    Backoff,
+    Reject,
+    log_failure,
+    text_of,
+)
 from basaltmq.signals import stopped_by_signals
 
 if TYPE_CHECKING:
@@ -45,16 +58,11 @@ KEEP_ALIVE_SHARE: Final = 1 / 3
 RETRY_S: Final = 1.0
 """Before a storage error that may pass is met again."""
 
-ERROR_CHARS_MAX: Final = 2_000
-"""Of an exception's text that is kept with the message."""
-
 Handler: TypeAlias = Callable[[Leased], object]
 
+__all__ = ["Handler", "Reject", "Worker"]
+
 _log = logging.getLogger("basaltmq")
-
-
-class Reject(Exception):
-    """Raised by a handler that gives a message up: trying it again would not help."""
 
 
 class Worker:
@@ -69,7 +77,8 @@ class Worker:
         batch: int = 1,
         consumer: str = "worker",
         visibility_ms: int | None = None,
-        retry_delay_ms: int = 0,
+        retry_delay_ms: int = RETRY_DELAY_MS_DEFAULT,
+        retry_delay_max_ms: int = RETRY_DELAY_MS_MAX_DEFAULT,
         keep_alive: bool = True,
     ) -> None:
         if not callable(handler):
@@ -80,7 +89,6 @@ class Worker:
             )
         _require("concurrency", concurrency, 1, CONCURRENCY_MAX)
         _require("batch", batch, 1, None)
-        _require("retry_delay_ms", retry_delay_ms, 0, None)
         if visibility_ms is not None:
             _require("visibility_ms", visibility_ms, 1, None)
         self.queue = queue
@@ -93,7 +101,7 @@ class Worker:
         self._batch = batch
         self._consumer = consumer
         self._visibility_ms = visibility_ms
-        self._retry_delay_ms = retry_delay_ms
+        self._backoff = Backoff(retry_delay_ms, retry_delay_max_ms)
         self._keep_alive = keep_alive
         self._stopping = False
         self._error: BaseException | None = None
@@ -199,6 +207,7 @@ class Worker:
             self._handler(message)
         except Exception as error:
             failure = error
+            log_failure(self.queue.name, message.id, message.attempts, error)
         with self._counts:
             self.handled += 1
             self.failed += failure is not None
@@ -209,8 +218,8 @@ class Worker:
                 self.queue.ack(message)
             else:
                 is_rejected = isinstance(failure, Reject)
-                delay_ms = 0 if is_rejected else self._retry_delay_ms
-                self.queue.nack(message, _text_of(failure), delay_ms=delay_ms, reject=is_rejected)
+                delay_ms = 0 if is_rejected else self._backoff.delay_ms(message.attempts)
+                self.queue.nack(message, text_of(failure), delay_ms=delay_ms, reject=is_rejected)
         except StaleLeaseError as error:
             message.settled = True
             with self._counts:
@@ -250,11 +259,6 @@ class Worker:
                 self.queue.extend_lease(token, self._visibility_ms)
             except StaleLeaseError:
                 continue
-
-
-def _text_of(error: Exception) -> str:
-    said = str(error)
-    return (f"{type(error).__name__}: {said}" if said else type(error).__name__)[:ERROR_CHARS_MAX]
 
 
 def _require(name: str, value: object, low: int, high: int | None) -> None:

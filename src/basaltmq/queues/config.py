@@ -8,7 +8,8 @@ A field this version does not know is refused, not dropped: a row written back w
 from __future__ import annotations
 
 import enum
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final, TypedDict
 
 import msgspec
 
@@ -31,6 +32,9 @@ EXTRA_BYTES_MAX: Final = 1 << 20
 """Arguments of a declaration came in one frame of a protocol."""
 
 COUNT_MAX: Final = (1 << 63) - 1
+
+ATTEMPTS_MAX_DEFAULT: Final = 20
+"""Deliveries of a message of a queue that a program made: with the waits of workers, about an hour of failures."""
 
 DEAD_LETTERS: Final = ".dlq"
 """What the name of a dead-letter queue ends with that nobody named."""
@@ -80,6 +84,8 @@ class QueueConfig(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True,
     """How long a publisher's deduplication id is remembered."""
     delivery_limit: int | None = None
     """Returns, of whatever kind, before a message is dead-lettered or dropped."""
+    parks_failed: bool = False
+    """Without a dead-letter queue, a message whose attempts are used up goes to `<name>.dlq` and is not dropped."""
     extra: bytes = b""
     """What the layer above has to remember about the queue; opaque here."""
 
@@ -97,6 +103,8 @@ class QueueConfig(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True,
             self._check_script(field, getattr(self, field))
         if not isinstance(self.extra, bytes) or len(self.extra) > EXTRA_BYTES_MAX:
             raise InvalidConfigError(f"extra of queue {self.name!r} is up to {EXTRA_BYTES_MAX} bytes")
+        if type(self.parks_failed) is not bool:
+            raise InvalidConfigError(f"parks_failed of queue {self.name!r} is true or false")
         if not isinstance(self.overflow, Overflow) or not isinstance(self.durability, Durability):
             raise InvalidConfigError(f"overflow or durability of queue {self.name!r} is not one of its values")
         # With something in `extra` the layer above may route dead letters itself.
@@ -137,6 +145,44 @@ queue_config: Final = converter(QueueConfig)
 """A configuration from plain values."""
 
 _decode: Final = msgpack_decoder(QueueConfig)
+
+
+class QueueSettings(TypedDict, total=False):
+    """The settings of a queue as programs give them, in this process or to a broker. See `QueueConfig`."""
+
+    on_enqueue_script: str | None
+    on_failure_script: str | None
+    visibility_timeout_ms: int
+    dead_letter_queue: str | None
+    attempts_max: int | None
+    ttl_ms: int | None
+    length_max: int | None
+    bytes_max: int | None
+    overflow: Overflow | str
+    expires_ms: int | None
+    priorities_max: int
+    durability: Durability | str
+    dedup_window_ms: int | None
+    delivery_limit: int | None
+    parks_failed: bool
+
+
+def new_config(name: str, given: Mapping[str, Any]) -> QueueConfig:
+    """The configuration of a queue that a program makes for its workers.
+
+    Unless `attempts_max` is given, a message is tried `ATTEMPTS_MAX_DEFAULT` times and then parked. 0 or None is no
+    limit.
+    """
+    settings = dict(given)
+    if "attempts_max" not in settings:
+        settings["attempts_max"] = ATTEMPTS_MAX_DEFAULT
+        settings.setdefault("parks_failed", True)
+    elif settings["attempts_max"] == 0:
+        settings["attempts_max"] = None
+    try:
+        return queue_config(msgspec.to_builtins(settings) | {"name": name})
+    except (msgspec.ValidationError, TypeError) as error:
+        raise InvalidConfigError(f"queue {name!r}: {error}") from error
 
 
 def encode_config(config: QueueConfig) -> bytes:

@@ -29,9 +29,9 @@ from basaltmq.decoding import json_decoder
 from basaltmq.queues import rows
 from basaltmq.queues.backing import APART, SHARED, TRANSIENT, Entry
 from basaltmq.queues.change import Change
-from basaltmq.queues.config import QueueConfig
+from basaltmq.queues.config import DEAD_LETTERS, QueueConfig
 from basaltmq.queues.lifecycle import Kind
-from basaltmq.queues.message import Message
+from basaltmq.queues.message import QUEUE_NAME_BYTES_MAX, Message
 
 if TYPE_CHECKING:
     from basaltmq.queues.queue import Queue
@@ -118,6 +118,8 @@ def bury(queue: Queue, change: Change, entries: Sequence[Entry], reason: str, *,
     if queue.shared.route_dead is not None:
         entries = _bury_routed(queue, change, entries, reason, waiting, queue.shared.route_dead)
     name = queue.config.dead_letter_queue
+    if name is None and reason == ATTEMPTS and queue.config.parks_failed:
+        name = parked_in(queue.name)
     moving: list[tuple[Entry, Message]] = []
     gone: list[Entry] = []
     for entry in entries:
@@ -141,6 +143,12 @@ def bury(queue: Queue, change: Change, entries: Sequence[Entry], reason: str, *,
         target = queue.shared.find(change, name)
         target.admit(change, settle_in(target, change, moving))
         _check_limits(change, target)
+
+
+def parked_in(queue: str) -> str | None:
+    """The queue that takes what a queue without a dead-letter queue gave up; None if its name would be too long."""
+    name = queue + DEAD_LETTERS
+    return name if len(name.encode()) <= QUEUE_NAME_BYTES_MAX and not queue.endswith(DEAD_LETTERS) else None
 
 
 def _bury_routed(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 from basaltmq.errors import InvalidArgumentError
-from basaltmq.queues.config import DURATION_MS_MAX
+from basaltmq.queues.config import DURATION_MS_MAX, QueueConfig
 from basaltmq.queues.message import Message, check_message
 
 DEDUP_ID_BYTES_MAX: Final = 256
@@ -32,6 +33,27 @@ class Draft(msgspec.Struct, kw_only=True, gc=False):
     """Two drafts with the same id within the queue's window are one message."""
     transient: bool = False
     """Kept in memory, lost at restart."""
+
+
+def require_fit(config: QueueConfig, drafts: Sequence[Draft | bytes]) -> None:
+    """Refuse what the queue would ignore: a deduplication id without a window, a priority without priorities."""
+    for draft in drafts:
+        if isinstance(draft, Draft):
+            if draft.dedup_id and config.dedup_window_ms is None:
+                raise InvalidArgumentError(
+                    f"queue {config.name!r} has no deduplication window, so dedup_id would be ignored; "
+                    "create or alter it with dedup_window_ms"
+                )
+            if draft.priority and not config.priorities_max:
+                raise InvalidArgumentError(
+                    f"queue {config.name!r} has no priorities, so priority would be ignored; "
+                    "create it with priorities_max"
+                )
+
+
+def asks_for_more(drafts: Sequence[Draft | bytes]) -> bool:
+    """Whether one of them has a field that `require_fit` is about."""
+    return bool([draft for draft in drafts if isinstance(draft, Draft) and (draft.priority or draft.dedup_id)])
 
 
 def to_message(draft: Draft, queue: str, message_id: bytes, enqueued_ns: int, expires_ns: int) -> Message:

@@ -18,9 +18,11 @@ from basaltmq.client.attendance import GiveUp
 from basaltmq.errors import (
     BasaltError,
     InvalidArgumentError,
+    InvalidConfigError,
     LimitExceededError,
     PreconditionFailedError,
     QueueExistsError,
+    QueueFullError,
     QueueNotFoundError,
     ScriptError,
     StaleLeaseError,
@@ -59,7 +61,9 @@ def test_a_batch_is_enqueued_leased_and_acked(client: Client, queue: str, admin:
 
 
 @pytest.mark.spec("C4", "E7")
-def test_everything_a_draft_says_arrives(client: Client, queue: str) -> None:
+def test_everything_a_draft_says_arrives(client: Client) -> None:
+    queue = f"b-{uuid.uuid4().hex[:12]}"
+    client.create_queue(queue, priorities_max=5)
     draft = Draft(payload=b"p", headers={"k": "v"}, fairness_key="tenant", weight=3, priority=2)
     one = client.enqueue(queue, draft)
     assert isinstance(one, bytes)
@@ -69,6 +73,47 @@ def test_everything_a_draft_says_arrives(client: Client, queue: str) -> None:
     mine = next(each for each in held.values() if each.id == one)
     assert (mine.headers, mine.fairness_key, mine.weight, mine.priority) == ({"k": "v"}, "tenant", 3, 2)
     assert {each.text() for each in held.values()} == {"p", "text", "plain"}
+
+
+@pytest.mark.spec("C4", "E7")
+def test_a_queue_is_made_with_all_settings_there_are(client: Client, server: Server) -> None:
+    name = f"b-{uuid.uuid4().hex[:12]}"
+    settings: Any = {
+        "visibility_timeout_ms": 500,
+        "attempts_max": 2,
+        "dead_letter_queue": f"{name}-dead",
+        "length_max": 3,
+        "overflow": "reject-publish",
+        "priorities_max": 4,
+        "dedup_window_ms": 60_000,
+        "durability": "written",
+    }
+    client.create_queue(name, **settings)
+    first = client.enqueue(name, Draft(payload=b"low", priority=1, dedup_id=b"1"))
+    assert client.enqueue(name, Draft(payload=b"again", dedup_id=b"1")) == first
+    client.enqueue(name, [Draft(payload=b"high", priority=4), b"none"])
+    with pytest.raises(QueueFullError):
+        client.enqueue(name, b"one too many")
+    assert [each.payload for each in client.lease(name, 1)] == [b"high"]
+    for _ in range(2):
+        client.nack(client.lease(name, 1), "no")
+    assert [each.payload for each in client.lease(f"{name}-dead", wait=WAIT_S)] == [b"low"]
+    with pytest.raises(InvalidConfigError, match="overflow"):
+        client.create_queue(f"{name}-bad", overflow="explode")
+    with pytest.raises(TypeError):
+        client.create_queue(f"{name}-bad", None)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("draft", "option"),
+    [(Draft(payload=b"x", dedup_id=b"1"), "dedup_window_ms"), (Draft(payload=b"x", priority=1), "priorities_max")],
+)
+def test_what_a_queue_would_ignore_is_refused_by_name(client: Client, queue: str, draft: Draft, option: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"{queue}.*{option}"):
+        client.enqueue(queue, draft)
+    with pytest.raises(InvalidArgumentError, match=f"{queue}.*{option}"), client.producer(queue) as producer:
+        producer.send([draft]).result(WAIT_S)
+    assert client.lease(queue) == []
 
 
 def test_a_batch_is_added_whole_or_not_at_all(client: Client, queue: str, admin: Admin) -> None:

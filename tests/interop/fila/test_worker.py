@@ -69,7 +69,7 @@ def test_failures_are_the_queues_to_decide_and_a_reject_is_final(client: Client,
             raise ValueError("not yet")
         done.set()
 
-    with Worker(client, queue, handle) as worker:
+    with Worker(client, queue, handle, retry_delay_ms=50) as worker:
         assert done.wait(WAIT_S)
         until(lambda: worker.handled == 4)
     assert attempts == [0, 1, 2]
@@ -274,3 +274,36 @@ def test_a_cancelled_async_worker_gives_everything_back(server: Server, queue: s
 
     until(has_all)
     assert sorted(got) == [b"1", b"2", b"3"]
+
+
+@pytest.mark.spec("C8")
+def test_failures_are_logged_and_tried_again_later(
+    client: Client, queue: str, admin: Admin, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.enqueue(queue, b"poison")
+
+    def handle(message: Leased) -> None:
+        raise ValueError("no such customer")
+
+    with Worker(client, queue, handle, retry_delay_ms=60_000) as worker:
+        until(lambda: worker.failed == 1)
+        until(lambda: admin.GetStats(queue=queue).depth == 1)
+    assert worker.failed == 1
+    assert "raise ValueError" in caplog.text
+    caplog.clear()
+
+    async def run() -> int:
+        async with AsyncClient(client._target.address) as other:
+            await other.enqueue(queue, b"poison too")
+
+            async def fail(message: Leased) -> None:
+                worker.stop()
+                raise KeyError("missing")
+
+            worker = AsyncWorker(other, queue, fail, retry_delay_ms=60_000)
+            await worker.run()
+            return worker.failed
+
+    assert asyncio.run(run()) == 1
+    assert "raise KeyError" in caplog.text
+    assert admin.GetStats(queue=queue).depth == 2

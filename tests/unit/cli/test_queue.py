@@ -201,7 +201,7 @@ def test_misuse_is_one_line(run: Run, tmp_path: Path) -> None:
     assert "error [store_not_found]" in run("list", code=1).stderr
     run("create", "jobs")
     assert "error [queue_already_exists]" in run("create", "jobs", code=1).stderr
-    assert "error [invalid_config]" in run("create", "x", "--attempts-max", "0", code=1).stderr
+    assert "error [invalid_config]" in run("create", "x", "--attempts-max", "-1", code=1).stderr
     assert "error [queue_not_found]" in run("peek", "nowhere", code=1).stderr
     assert "error [queue_not_found]" in run("enqueue", "nowhere", code=1, stdin="{}").stderr
     run("lease", "jobs", "--count", "0", code=2)

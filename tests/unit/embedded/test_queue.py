@@ -278,7 +278,8 @@ def test_dead_letters_are_looked_at_and_redriven(db: Basalt) -> None:
 @pytest.mark.parametrize("settings", [{}, {"priorities_max": 3}])
 def test_browsing_walks_the_whole_queue_and_changes_nothing(db: Basalt, settings: dict[str, Any]) -> None:
     queue = db.queue("q", **settings)
-    queue.enqueue([Draft(payload=b"%d" % number, priority=number % 4) for number in range(250)])
+    priorities = settings.get("priorities_max", 0) + 1
+    queue.enqueue([Draft(payload=b"%d" % number, priority=number % priorities) for number in range(250)])
     held = queue.lease(10)
     before = queue.stats()
     seen = [message.payload for message in queue.browse()]
@@ -313,7 +314,7 @@ def test_settings_given_must_be_those_of_the_queue(db: Basalt) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"attempts_max": 0}, {"attempts_max": "3"}, {"colour": "red"}, {"durability": "x"}, {"ttl_ms": object()}],
+    [{"attempts_max": -1}, {"attempts_max": "3"}, {"colour": "red"}, {"durability": "x"}, {"ttl_ms": object()}],
 )
 def test_settings_that_make_no_sense_make_no_queue(db: Basalt, settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidConfigError):

@@ -15,16 +15,18 @@ import pytest
 from tests.unit.embedded.queue_rig import LONG_S, until, waiting
 
 import basaltmq
+import basaltmq.client
 from basaltmq.embedded.database import Basalt
 from basaltmq.embedded.leased import Leased
 from basaltmq.embedded.queue import EmbeddedQueue
-from basaltmq.embedded.worker import ERROR_CHARS_MAX, Reject
+from basaltmq.embedded.worker import Reject
 from basaltmq.errors import (
     InvalidArgumentError,
     QueueNotFoundError,
     StoreClosedError,
     StoreStalledError,
 )
+from basaltmq.queues.outcome import ERROR_CHARACTERS_MAX, Backoff
 
 pytestmark = pytest.mark.spec("C8")
 
@@ -102,7 +104,7 @@ def test_an_exception_is_a_nack_with_its_text_until_attempts_are_used_up(db: Bas
     assert attempts == [0, 1]
     assert worker.failed == 2
     assert dead.headers["x-last-error"].startswith("ValueError: no such customer!")
-    assert len(dead.headers["x-last-error"]) <= ERROR_CHARS_MAX
+    assert len(dead.headers["x-last-error"]) <= ERROR_CHARACTERS_MAX
 
 
 def test_a_failed_message_is_tried_again_after_the_delay(queue: EmbeddedQueue) -> None:
@@ -355,3 +357,69 @@ def test_a_signal_stops_a_worker_gracefully(tmp_path: Path, number: signal.Signa
         messages = db.queue("q").lease(10)
         assert [message.text() for message in messages] == ["two", "three"]
         assert {message.attempts for message in messages} == {0}
+
+
+def test_a_poison_message_waits_longer_each_time_and_its_error_is_logged(
+    db: Basalt, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = db.queue("poison", durability="written")
+    failed = threading.Semaphore(0)
+
+    def fail(message: Leased) -> None:
+        failed.release()
+        raise ValueError("no such customer")
+
+    message_id = queue.enqueue(b"x")
+    with queue.worker(fail, retry_delay_ms=200) as worker:
+        assert failed.acquire(timeout=LONG_S)
+        assert failed.acquire(timeout=LONG_S)
+        until(lambda: queue.stats()["delayed"] == 1)
+    assert worker.failed < 10, "a failure is not tried again at once"
+    (record, *_) = [each for each in caplog.records if "the handler of queue" in each.message]
+    assert message_id.hex() in record.message
+    assert "Traceback" in caplog.text
+    assert "raise ValueError" in caplog.text
+
+
+def test_attempts_are_limited_unless_somebody_says_otherwise(db: Basalt) -> None:
+    limited = db.queue("limited", durability="written")
+    assert limited.config.attempts_max == 20
+    assert db.queue("for ever", attempts_max=None).config.attempts_max is None
+    assert db.queue("zero", attempts_max=0).config.attempts_max is None
+
+    def fail(message: Leased) -> None:
+        raise ValueError("no such customer")
+
+    limited.enqueue(b"x")
+    with limited.worker(fail, retry_delay_ms=0):
+        until(lambda: "limited.dlq" in [queue.name for queue in db.queues()])
+    (parked,) = db.queue("limited.dlq").peek()
+    assert (parked.payload, parked.headers["x-last-error"]) == (b"x", "ValueError: no such customer")
+    assert limited.stats()["messages"] == 0
+    assert db.queue("limited.dlq").redrive() == 1
+    assert [message.payload for message in limited.peek()] == [b"x"]
+
+
+def test_waits_grow_up_to_the_longest_and_are_not_alike() -> None:
+    backoff = Backoff(100, 5_000)
+    for attempts, full_ms in ((0, 100), (1, 200), (5, 3_200), (6, 5_000), (1_000_000, 5_000)):
+        waits = {backoff.delay_ms(attempts) for _ in range(200)}
+        assert len(waits) > 5
+        assert full_ms / 2 <= min(waits) <= max(waits) <= full_ms
+    assert Backoff(0).delay_ms(7) == 0
+
+
+def test_there_is_one_reject() -> None:
+    assert basaltmq.client.Reject is Reject is basaltmq.Reject
+
+
+def test_what_a_queue_would_ignore_is_refused(db: Basalt) -> None:
+    queue = db.queue("q2")
+    for fields, option in (({"dedup_id": "a"}, "dedup_window_ms"), ({"priority": 3}, "priorities_max")):
+        with pytest.raises(InvalidArgumentError, match=f"'q2'.*{option}"):
+            queue.enqueue(b"x", **fields)
+        with pytest.raises(InvalidArgumentError, match=f"'q2'.*{option}"), db.transaction() as tx:
+            tx.enqueue("q2", b"x", **fields)
+    assert queue.stats()["messages"] == 0
+    able = db.queue("able", dedup_window_ms=1000, priorities_max=9)
+    able.enqueue(b"x", priority=3, dedup_id="a")

@@ -21,6 +21,8 @@ from basaltmq.protocols.fila.access import Caller
 from basaltmq.protocols.fila.calls import queue_name
 from basaltmq.protocols.fila.desk import Desk
 from basaltmq.protocols.fila.tick import Tick
+from basaltmq.queues.draft import asks_for_more, require_fit
+from basaltmq.queues.plane import QueuePlane
 from basaltmq.wire import basalt_pb2 as wire
 
 WINDOW_BATCHES: Final = 64
@@ -44,7 +46,8 @@ class _InFlight:
 class Produce:
     """The Produce call."""
 
-    def __init__(self, tick: Tick, desk: Desk) -> None:
+    def __init__(self, plane: QueuePlane, tick: Tick, desk: Desk) -> None:
+        self._plane = plane
         self._tick = tick
         self._desk = desk
 
@@ -97,7 +100,10 @@ class Produce:
         caller.require("produce", queue)
         self._desk.check(queue)
         self._desk.require_room()
-        return self._tick.enqueue(queue, drafts_of(batch))
+        drafts = drafts_of(batch)
+        if asks_for_more(drafts):
+            require_fit(self._plane.get(queue), drafts)
+        return self._tick.enqueue(queue, drafts)
 
 
 def _looked_at(future: asyncio.Future[list[bytes]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from basaltmq.protocols.basalt_grpc.drafts import drafts_of
 from basaltmq.protocols.basalt_grpc.lease_answer import lease_answer
 from basaltmq.protocols.basalt_grpc.payloads import payloads_of
 from basaltmq.protocols.basalt_grpc.produce import Produce
+from basaltmq.protocols.basalt_grpc.queue_config import config_of
 from basaltmq.protocols.fila.access import Caller
 from basaltmq.protocols.fila.calls import Calls, queue_name, read
 from basaltmq.protocols.fila.desk import Desk
@@ -25,7 +26,7 @@ from basaltmq.protocols.grpc.methods import Method
 from basaltmq.protocols.http2.events import Chunk
 from basaltmq.queues.config import DURATION_MS_MAX
 from basaltmq.queues.delivery import Delivery
-from basaltmq.queues.draft import Draft
+from basaltmq.queues.draft import Draft, asks_for_more, require_fit
 from basaltmq.queues.leases import LEASE_MAX
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.wire import basalt_pb2 as wire
@@ -50,8 +51,11 @@ class QueuesService:
         tick: Tick,
         takers: Takers,
         desk: Desk,
+        durable: Callable[[], Awaitable[None]],
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
+        """`durable` waits until what was written so far is."""
+        self._durable = durable
         self._plane = plane
         self._tick = tick
         self._takers = takers
@@ -61,8 +65,9 @@ class QueuesService:
         self._closing = asyncio.Event()
 
     def methods(self, calls: Calls) -> dict[str, Method]:
-        produce = Produce(self._tick, self._desk)
+        produce = Produce(self._plane, self._tick, self._desk)
         return {
+            "CreateQueue": calls.unary(wire.CreateQueueRequest, self.create_queue),
             "EnqueueBatch": calls.unary_of_bytes(self.enqueue_batch, _enqueued),
             "Produce": calls.both_streams(wire.ProduceRequest, produce.run),
             "Lease": calls.unary(wire.LeaseRequest, self.lease),
@@ -76,6 +81,13 @@ class QueuesService:
     def close(self) -> None:
         """End attendances and polls."""
         self._closing.set()
+
+    async def create_queue(self, request: wire.CreateQueueRequest, caller: Caller) -> wire.CreateQueueResponse:
+        name = queue_name(request.name)
+        caller.require("admin", name)
+        self._desk.create(config_of(name, request.config))
+        await self._durable()
+        return wire.CreateQueueResponse()
 
     def enqueue_batch(self, raw: Chunk, caller: Caller) -> Later[list[bytes]]:
         plain = payloads_of(raw)
@@ -91,7 +103,10 @@ class QueuesService:
         self._desk.check(queue)
         self._desk.require_room()
         later: Later[list[bytes]] = Later()
-        self._tick.add(queue, drafts(), later)
+        made = drafts()
+        if asks_for_more(made):
+            require_fit(self._plane.get(queue), made)
+        self._tick.add(queue, made, later)
         return later
 
     def lease(self, request: wire.LeaseRequest, caller: Caller) -> bytes | Coroutine[Any, Any, bytes]:

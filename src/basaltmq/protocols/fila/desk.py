@@ -13,6 +13,7 @@ from basaltmq.broker.guard import Guard
 from basaltmq.broker.node import Node
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import (
+    CorruptionError,
     PreconditionFailedError,
     PublishersHeldError,
     ResourceLockedError,
@@ -96,6 +97,7 @@ class VHostDesk:
             raise PublishersHeldError(f"publishers are held: {reason}")
 
     def failed(self, error: Exception) -> None:
-        # A store that is behind has lost nothing, and one that closes was told to.
-        if isinstance(error, StorageError) and not isinstance(error, StoreStalledError | StoreClosedError):
+        # A store that is behind has lost nothing, one that closes was told to, and damage costs what it holds.
+        passing = StoreStalledError | StoreClosedError | CorruptionError
+        if isinstance(error, StorageError) and not isinstance(error, passing):
             self._vhost.fail(error)

@@ -117,7 +117,7 @@ class FilaServer:
 
         fila = service.FilaService(plane, self._tick, self._streams, desk, clock_ns)
         operators = admin.FilaAdmin(plane, self._takers, access, desk, durable)
-        self._queues = QueuesService(plane, self._tick, self._takers, desk)
+        self._queues = QueuesService(plane, self._tick, self._takers, desk, durable)
         services = (
             (service.SERVICE, fila.methods(calls)),
             (admin.SERVICE, operators.methods(calls)),
