@@ -156,7 +156,9 @@ def read_marker(path: Path) -> Marker | None:
         raise os_error(error, path) from error
     if set(present) - {MARKER_DRAFT, LOCK}:
         raise NotAStoreError(
-            f"{path} is not a Basalt store: it has no {MARKER} file but holds {some(present)}; "
+            f"{path} has lost its {MARKER} file: restore it from a backup, or run `basalt store repair`"
+            if is_database(path / DATABASE)
+            else f"{path} is not a Basalt store: it has no {MARKER} file but holds {some(present)}; "
             "name an empty or new directory"
         )
     return None
@@ -218,6 +220,11 @@ class StoreDirectory:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+
+def is_database(path: Path) -> bool:
+    """Whether a directory holds files of RocksDB."""
+    return path.is_dir() and any(each.suffix in (".sst", ".blob", ".log") for each in path.iterdir())
 
 
 @contextmanager

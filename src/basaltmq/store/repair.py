@@ -6,7 +6,8 @@ which goes to quarantine as it is (`salvage.swap`). A crash before that leaves t
 
     1  finish a swap that a crash interrupted
     2  STORE: written anew if it is lost and the database beside it is one of ours
-    3  verify. If it finds nothing, only the planes look whether their rows fit
+    3  verify. If it finds nothing, only the planes look whether their rows fit. Files that can be made again without
+       any row (CURRENT, SEALS, what SEALS covers) are, and torn tails are cut
     4  check for space, copy, mend, verify the copy
     5  swap, verify again
 
@@ -37,22 +38,26 @@ from basaltmq.store.directory import (
     DATABASE,
     MARKER,
     QUARANTINE,
+    SEALS,
     Marker,
     StoreDirectory,
+    is_database,
     lock_directory,
     make_directory,
     os_error,
     read_marker,
     write_durably,
 )
+from basaltmq.store.log_checks import check_logs
 from basaltmq.store.open import open_store
 from basaltmq.store.salvage import swap
 from basaltmq.store.salvage.copying import copy_rows
+from basaltmq.store.salvage.files import look
 from basaltmq.store.salvage.losses import Losses
 from basaltmq.store.salvage.naming import Loss
 from basaltmq.store.salvage.survey import Survey
-from basaltmq.store.seals import Seals, is_table
-from basaltmq.store.verify import Progress, verify
+from basaltmq.store.seals import Sealer, Seals, check_small, is_small, is_table
+from basaltmq.store.verify import Progress, inspect, verify
 from basaltmq.store.wal import is_wal
 
 SPARE_BYTES: Final = 64 << 20
@@ -98,11 +103,20 @@ def repair(
             swap.clear(path)
         finally:
             directory.release()
-        faults = verify(path)
-        if not faults:
+        found = inspect(path)
+        if found.files and all(_is_small(file.name) for file in found.files):
+            if not accept_loss:
+                outcome.remaining = found.lines
+                return outcome
+            _repair_small(path, outcome)
+            found = inspect(path)
+        if accept_loss and _is_torn_only(path, found.files):
+            open_store(path, create=False, report=outcome.done.append).close()
+            found = inspect(path)
+        if not found.lines:
             _mend_sound(path, outcome, mend, accept_loss=accept_loss)
             return outcome
-        _rebuild(path, faults, outcome, mend, progress, accept_loss=accept_loss)
+        _rebuild(path, found.lines, outcome, mend, progress, accept_loss=accept_loss)
         if accept_loss:
             outcome.remaining = verify(path)
     except OSError as error:
@@ -116,7 +130,7 @@ def _marker(path: Path, outcome: Repaired, *, accept_loss: bool) -> None:
         if read_marker(path) is None:
             raise StoreNotFoundError(f"there is no store at {path}; check the path")
     except (CorruptionError, NotAStoreError) as error:
-        if not _has_database(path):
+        if not is_database(path / DATABASE):
             raise
         if not accept_loss:
             outcome.remaining.append(f"{error}; repair writes it anew")
@@ -125,15 +139,9 @@ def _marker(path: Path, outcome: Repaired, *, accept_loss: bool) -> None:
             marker = Marker(_store_id(path))
             damaged = path / MARKER
             if damaged.is_file():
-                make_directory(path / QUARANTINE)
-                os.rename(damaged, _free_name(path / QUARANTINE / f"{MARKER}.whole"))
+                os.rename(damaged, _free_name(_quarantine(path) / f"{MARKER}.whole"))
             write_durably(damaged, marker.encode())
         outcome.done.append(f"{path / MARKER}: written anew for store {marker.store_id}; nothing is lost")
-
-
-def _has_database(path: Path) -> bool:
-    database = path / DATABASE
-    return database.is_dir() and any(is_table(each.name) or is_wal(each.name) for each in database.iterdir())
 
 
 def _store_id(path: Path) -> UUID:
@@ -153,6 +161,57 @@ def _free_name(path: Path) -> Path:
         number += 1
         free = path.with_name(f"{path.name}.{number}")
     return free
+
+
+def _is_small(name: str) -> bool:
+    """Whether a file can be made again without any row."""
+    return name in (SEALS, "CURRENT") or is_small(name)
+
+
+def _is_torn_only(path: Path, files: list[Path]) -> bool:
+    """Whether nothing is wrong but tails of logs, of writes that were not confirmed."""
+    try:
+        sealer = Sealer(path, lambda _: None)
+        sealer.check()
+        torn = check_logs(path, is_new=False, was_closed=sealer.was_closed)
+    except BasaltError:
+        return False
+    return bool(files) and {*files} <= {scan.path for scan in torn}
+
+
+def _repair_small(path: Path, outcome: Repaired) -> None:
+    """Seals that are wrong, and CURRENT where the MANIFEST it should name is sound."""
+    directory = StoreDirectory.hold(path, create=False)
+    try:
+        directory.claim()
+        seals: Seals | None = None
+        try:
+            seals = Seals.read(path)
+        except CorruptionError as error:
+            os.rename(path / SEALS, _free_name(_quarantine(path) / f"{SEALS}.whole"))
+            outcome.done.append(f"{path / SEALS}: {error}; it was moved to quarantine")
+        files = look(path / DATABASE, {})
+        if files.manifest is not None and files.manifest_fault:
+            current = path / DATABASE / "CURRENT"
+            if current.exists():
+                os.rename(current, _free_name(_quarantine(path) / "CURRENT.whole"))
+            write_durably(current, f"{files.manifest.path.name}\n".encode())
+            outcome.done.append(f"{current}: written anew to name {files.manifest.path.name}; nothing is lost")
+        if seals is not None:
+            wrong = dict(check_small(path, seals))
+            for name in wrong:
+                del seals.files[name]
+            if wrong:
+                write_durably(path / SEALS, seals.encode())
+                told = ", ".join(f"{name} {what}" for name, what in wrong.items())
+                outcome.done.append(f"{path / SEALS}: sealed anew at the next open ({told}); nothing is lost")
+    finally:
+        directory.release()
+
+
+def _quarantine(path: Path) -> Path:
+    make_directory(path / QUARANTINE)
+    return path / QUARANTINE
 
 
 def _mend_sound(path: Path, outcome: Repaired, mend: Mend | None, *, accept_loss: bool) -> None:

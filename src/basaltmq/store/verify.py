@@ -29,7 +29,17 @@ from typing import Final
 from basaltmq.errors import BasaltError, CorruptionError, NotAStoreError, StoreLockedError, StoreNotFoundError
 from basaltmq.store.blobs import BlobFault, scan_blobs
 from basaltmq.store.checkpoint import check_sums, read_checksums
-from basaltmq.store.directory import CHECKSUMS, DATABASE, LOCK, QUARANTINE, SEALS, os_error, read_marker
+from basaltmq.store.directory import (
+    CHECKSUMS,
+    DATABASE,
+    LOCK,
+    MARKER,
+    QUARANTINE,
+    SEALS,
+    is_database,
+    os_error,
+    read_marker,
+)
 from basaltmq.store.manifest import oldest_log
 from basaltmq.store.rocks_errors import translate
 from basaltmq.store.salvage.naming import Loss
@@ -67,21 +77,37 @@ class _Findings:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What was found: a line for each damaged file and each loss, and the files."""
+
+    lines: list[str]
+    files: list[Path]
+
+
 def verify(path: Path, progress: Progress | None = None) -> list[str]:
     """Verify a checkpoint or a store nobody has open for writing. One line per fault; none means all is well."""
+    return inspect(path, progress).lines
+
+
+def inspect(path: Path, progress: Progress | None = None) -> Verified:
+    """The same, with the damaged files."""
     findings = _Findings()
     try:
         if read_marker(path) is None:
             raise StoreNotFoundError(f"there is no store at {path}; check the path")
-    except CorruptionError as error:
-        findings.add(path / "STORE", str(error).removeprefix(f"{path / 'STORE'} "), "the store does not open")
+    except (CorruptionError, NotAStoreError) as error:
+        if isinstance(error, NotAStoreError) and not is_database(path / DATABASE):
+            raise
+        what = str(error).removeprefix(f"{path / MARKER} ").removeprefix(f"{path} ")
+        findings.add(path / MARKER, what, "the store does not open; repair writes it anew")
     with _shared_lock(path):
         run = _Run(path, path / DATABASE, findings, _Meter(path, progress), live=False)
         try:
             run.everything()
         except OSError as error:
             raise os_error(error, path) from error
-    return findings.lines() + [loss.line() for loss in run.losses]
+    return Verified(findings.lines() + [loss.line() for loss in run.losses], list(findings.faults))
 
 
 def verify_open(

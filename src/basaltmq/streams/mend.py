@@ -38,7 +38,7 @@ from basaltmq.store.salvage.naming import Loss
 from basaltmq.streams.record_row import decode_row
 from basaltmq.streams.rocksdb_engine import TAIL, TIME_NONE, index_rows
 from basaltmq.streams.shards import OFFSET_MAX, SHADOW, SHARD_FIRST, Engine, ShardMeta
-from basaltmq.streams.topics import TopicConfig, TopicState
+from basaltmq.streams.topics import TopicConfig, TopicState, topic_state
 
 BATCH_ROWS: Final = 1000
 """Rows changed in one write."""
@@ -129,7 +129,7 @@ class _Mending:
         if value.type != Kind.TOPIC:
             return
         try:
-            state = msgspec.convert(value.attributes, TopicState)
+            state = topic_state(value.attributes)
         except msgspec.ValidationError:
             return
         self._topics[object_id] = (str(value.attributes.get(NAME, object_id)), state)

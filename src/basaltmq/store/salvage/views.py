@@ -64,9 +64,13 @@ class Views:
 
     def __init__(self, files: Files, folder: Path) -> None:
         self._files = files
-        self.folder = folder
+        files.database = files.database.resolve()
+        self.folder = folder.resolve()
         self._directories: list[Path] = []
         self._open: dict[tuple[str, frozenset[str]], tuple[Rdict, Rdict]] = {}
+        self._whole: Rdict | None = None
+        """The view that leaves nothing out."""
+        self._families: dict[str, Rdict] = {}
         self._mended: dict[str, Path] = {}
         self.damaged_logs: dict[Path, list[DamagedRecord]] = {}
         (folder / _MENDED).mkdir(parents=True)
@@ -90,13 +94,18 @@ class Views:
 
     def family(self, label: str, without: frozenset[str] = frozenset()) -> Rdict:
         """A family without some of its tables. It is closed when others are opened; do not keep it."""
+        if not without:
+            if self._whole is None:
+                self._whole = self._opened(self._directory(frozenset(), None), self.families)
+                self._families = {each: _family_of(self._whole, each) for each in self.families}
+            return self._families[label]
         at = (label, without)
         found = self._open.pop(at, None)
         if found is None:
             if len(self._open) >= OPEN_MAX:
                 _close(*self._open.pop(next(iter(self._open))))
-            db = self._opened(self._directory(without), [label])
-            found = (db, db.get_column_family(label) if label != "default" else db)
+            db = self._opened(self._directory(without, label), [label])
+            found = (db, _family_of(db, label))
         self._open[at] = found
         return found[1]
 
@@ -109,7 +118,7 @@ class Views:
         for directory in self._directories:
             link = directory / name
             link.unlink(missing_ok=True)
-            link.symlink_to(self._mended[name].resolve())
+            link.symlink_to(self._mended[name])
         return True
 
     def missing(self) -> frozenset[str]:
@@ -127,6 +136,13 @@ class Views:
     def close(self) -> None:
         while self._open:
             _close(*self._open.popitem()[1])
+        for family in self._families.values():
+            if family is not self._whole:
+                family.close()
+        self._families = {}
+        if self._whole is not None:
+            self._whole.close()
+            self._whole = None
 
     def _opened(self, directory: Path, labels: list[str]) -> Rdict:
         options = {label: lenient_options() for label in labels if label != "default"}
@@ -135,7 +151,8 @@ class Views:
         except Exception as error:
             raise translate(error, self._files.database) from error
 
-    def _directory(self, without: frozenset[str]) -> Path:
+    def _directory(self, without: frozenset[str], only: str | None) -> Path:
+        """A directory to open, with the files of all families, or of one."""
         directory = self.folder / f"view-{len(self._directories) + 1}"
         directory.mkdir()
         self._directories.append(directory)
@@ -143,10 +160,12 @@ class Views:
         names = list(self.tables) or [*self._files.tables, *self._files.blobs]
         for name in names:
             path = self._mended.get(name, self._files.database / name)
+            if only is not None and name in self.tables and self.tables[name].family != only:
+                continue
             if name not in without and path.exists():
-                (directory / name).symlink_to(path.resolve())
+                (directory / name).symlink_to(path)
         for name, path in self._log_records.items():
-            (directory / name).symlink_to(path.resolve())
+            (directory / name).symlink_to(path)
         self._write_manifest(directory / _MANIFEST, without)
         (directory / "CURRENT").write_text(f"{_MANIFEST}\n")
         return directory
@@ -186,7 +205,7 @@ class Views:
         """Logs that RocksDB can replay: links to sound ones, the whole records of the others."""
         for scan in self._files.logs:
             if scan.fault is None:
-                self._log_records[scan.path.name] = scan.path
+                self._log_records[scan.path.name] = scan.path.resolve()
                 continue
             target = self.folder / _MENDED / scan.path.name
             with open(target, "wb") as log:
@@ -206,11 +225,11 @@ class Views:
 
     def _know_named(self) -> None:
         """Ask RocksDB which tables the MANIFEST names."""
-        db = self._opened(self._directory(frozenset()), self.families)
+        db = self._opened(self._directory(frozenset(), None), self.families)
         known: dict[str, Table] = {}
         try:
             for label in self.families:
-                family = db if label == "default" else db.get_column_family(label)
+                family = _family_of(db, label)
                 self._know_family(known, label, family.property_value("rocksdb.sstables") or "")
                 if label != "default":
                     family.close()
@@ -251,6 +270,10 @@ def lenient_options() -> Options:
     options.set_max_open_files(64)
     options.set_stats_dump_period_sec(0)
     return options
+
+
+def _family_of(db: Rdict, label: str) -> Rdict:
+    return db if label == "default" else db.get_column_family(label)
 
 
 def _close(db: Rdict, family: Rdict) -> None:
