@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
 
 import msgspec
 
@@ -36,9 +35,7 @@ from basaltmq.admin.totals import TotalsBook
 from basaltmq.admin.vhosts import Vhosts
 from basaltmq.broker.config import Config
 from basaltmq.broker.node import Node
-
-BACKUPS: Final = "backups"
-"""Directory below the data directory for backups, unless `admin.backup_dir` names another."""
+from basaltmq.broker.vhost_directory import BACKUPS
 
 
 class AdminApi:

@@ -31,7 +31,7 @@ from basaltmq.broker.reclaiming import Reclaiming
 from basaltmq.broker.supervision import Supervised, VHostState
 from basaltmq.broker.users import ADMINISTRATOR, Users
 from basaltmq.broker.vhost import VHost
-from basaltmq.broker.vhost_directory import VHostDirectories
+from basaltmq.broker.vhost_directory import SECRET_FILE, VHostDirectories
 from basaltmq.catalog.catalog import Catalog
 from basaltmq.catalog.commits import Commits
 from basaltmq.catalog.kinds import Kind
@@ -52,9 +52,6 @@ VHOST_NAME_BYTES_MAX: Final = 255
 
 STALL_WAIT_MS: Final = 5
 """How long the loop stands still for a store that is behind, before publishers are held instead."""
-
-SECRET_FILE: Final = "secret"  # noqa: S105
-"""Beside the node's store."""
 
 MEASURE_INTERVAL_S: Final = 0.1
 """Between two measurements of a store with a size limit: its log passes the limit by what is appended meanwhile."""

@@ -3,6 +3,8 @@
     <data>/node/store/               users, permissions, the list of virtual hosts
     <data>/vhosts/<hash>/.vhost      the name, as a sealed line (see store/directory.py)
     <data>/vhosts/<hash>/store/      everything of the virtual host, its streams' log included
+    <data>/backups/                  backups made through the API
+    <data>/RESERVE                   space that is released when the disk is full
     <data>/quarantine/<name>.<n>/    what was found among the virtual hosts and belongs to none
 
 Names are any text; the hash makes them safe as names of files. What is found that nobody knows is moved aside and
@@ -26,6 +28,7 @@ from pathlib import Path
 from typing import Final
 
 from basaltmq.errors import CorruptionError, NotAStoreError, StorageError
+from basaltmq.store import reserve
 from basaltmq.store.directory import (
     DATABASE,
     LEFT_BY_OTHERS,
@@ -46,6 +49,11 @@ STORE: Final = "store"
 NODE: Final = "node"
 VHOSTS: Final = "vhosts"
 QUARANTINE: Final = "quarantine"
+BACKUPS: Final = "backups"
+"""Backups made through the API, unless `admin.backup_dir` names another directory."""
+
+SECRET_FILE: Final = "secret"  # noqa: S105
+"""Beside the node's store."""
 
 HASH_BYTES: Final = 16
 """32 hex digits: no two names share them."""
@@ -78,8 +86,8 @@ class VHostDirectories:
             )
         if has_database(self.node_store):
             return
-        foreign = sorted(set(held) - {NODE, VHOSTS, QUARANTINE})
-        foreign += [f"{NODE}/{name}" for name in names_in(self.data / NODE) if name != STORE]
+        foreign = sorted(set(held) - {NODE, VHOSTS, QUARANTINE, BACKUPS, reserve.NAME})
+        foreign += [f"{NODE}/{name}" for name in names_in(self.data / NODE) if name not in (STORE, SECRET_FILE)]
         if foreign:
             raise NotAStoreError(
                 f"{self.data} is not the data directory of a broker, but holds {some(foreign)}; name an empty or new "

@@ -79,10 +79,10 @@ class Changes:
         try:
             result = operation(change)
         except BaseException as error:
-            refusal = self._refuse(change, error, self._blame(change, error))
-            if refusal is error:
-                raise
-            raise refusal from error
+            failed = self._refuse(change, self._blame(change, error))
+            if failed is not None:
+                raise failed from error
+            raise
         self.write(change)
         return change, result
 
@@ -101,12 +101,12 @@ class Changes:
             return None
         return (change.at, error) if change.at else None
 
-    def _refuse(self, change: Change, error: BaseException, blame: tuple[str, Exception] | None) -> BaseException:
-        """Put memory back; the error to raise. A queue that is to blame, or whose memory is in doubt, fails."""
+    def _refuse(self, change: Change, blame: tuple[str, Exception] | None) -> BaseException | None:
+        """Put memory back. A queue that is to blame, or whose memory is in doubt, fails: the error to raise instead."""
         undone = change.refused()
         if undone is not None:
             self._fail_all(change, undone)
-        return error if blame is None else self._failed(*blame)
+        return None if blame is None else self._failed(*blame)
 
     def _fail_all(self, change: Change, error: Exception) -> None:
         owners = (getattr(owner, "name", "") for owner in change.owners())
@@ -127,10 +127,10 @@ class Changes:
                 if self._current_broken:
                     raise TransactionError("an operation inside the change failed; nothing of the change is done")
             except BaseException as error:
-                refusal = self._refuse(change, error, self._current_blame)
-                if refusal is error:
-                    raise
-                raise refusal from error
+                failed = self._refuse(change, self._current_blame)
+                if failed is not None:
+                    raise failed from error
+                raise
             finally:
                 self._current = None
             self.write(change)
@@ -146,10 +146,10 @@ class Changes:
             if batch:
                 self._store.write(batch)
         except BaseException as error:
-            refusal = self._refuse(change, error, self._blame(change, error))
-            if refusal is error:
-                raise
-            raise refusal from error
+            failed = self._refuse(change, self._blame(change, error))
+            if failed is not None:
+                raise failed from error
+            raise
         failure = change.applied()
         if failure is not None:
             # The change is written; what memory makes of it is read again from disk.
