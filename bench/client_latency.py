@@ -11,7 +11,8 @@ Beside them the probe times an fdatasync of its own on the same disk, because cl
 figures are the longest waits in milliseconds; "p99" is of `answer`. Time in which the broker's loop or the probe was
 ready to run and other processes had the processor (schedstat) does not count, so the figures hold for an otherwise idle
 machine; "elapsed" is the longest wait with that time, and "loop s" the processor time of the
-loop's thread for the aggressor and the probe. BASALT_SCENARIOS=name,name runs some of them.
+loop's thread for the aggressor and the probe. BASALT_SCENARIOS=name,name runs some of them; BASALT_PROBE_VHOST=/
+puts the probe into the virtual host of the aggressor.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 from bench.amqp_wire import Wire, publish_bytes
 from bench.client_latency_scenarios import SCENARIOS, Target
@@ -47,7 +49,7 @@ SETTLE_S: Final = 0.5
 """Before and after the aggressor: the probe's own start and the tail of the work are measured apart and along."""
 
 WAIT_MAX_MS: Final = 100.0
-PROBE: Final = "probe"
+PROBE: Final = os.environ.get("BASALT_PROBE_VHOST", "probe")
 READY: Final = re.compile(r'"ports":\s*(\{[^}]*\})')
 
 
@@ -92,7 +94,7 @@ def _p99(waits: list[float]) -> float:
 def _measure(folder: Path, scenario: Callable[[Target], Iterator[None]]) -> tuple[Waits, float]:
     with _broker(folder) as (pid, target), contextlib.ExitStack() as stack:
         api = ApiClient(f"http://127.0.0.1:{target.admin}", GUEST, GUEST)
-        api.put(f"/api/vhosts/{PROBE}")
+        api.put(f"/api/vhosts/{quote(PROBE, safe='')}")
         steps = scenario(target)
         stack.callback(steps.close)  # type: ignore[attr-defined]
         next(steps)

@@ -525,7 +525,7 @@ class VHost:
         if self.error is not None or self._closing:
             return
         if self.publishing:
-            self._flush()
+            self._flush(for_turn=True)
         can_go_on = True
         if self.error is None and self.dispatch:
             with QuietGuard(self):
@@ -542,8 +542,8 @@ class VHost:
         elif self.dispatch or self.chores or (self.publishing and not self.publishing.is_stalled):
             self._schedule()
 
-    def _flush(self) -> None:
-        if not self.publishing.flush() and self._loop is not None:
+    def _flush(self, *, for_turn: bool = False) -> None:
+        if not self.publishing.flush(for_turn=for_turn) and self._loop is not None:
             self._loop.call_later(STALL_RETRY_S, self._schedule)
 
     def _stalled(self, stalled: bool) -> None:

@@ -478,3 +478,26 @@ def test_a_consumer_cancelled_by_anothers_delivery_gives_its_share_back() -> Non
         assert other.got == []
 
     run(test)
+
+
+@pytest.mark.promise("P13")
+def test_large_messages_of_one_turn_are_written_in_several() -> None:
+    store = BrokenStore()
+
+    async def test(vhost: VHost) -> None:
+        vhost.declare_queue("q", durable=True)
+        publisher = FakePublisher()
+        store.batches.clear()
+        bodies = [b"%d" % number * (3 << 20) for number in range(4)]
+        for number, body in enumerate(bodies):
+            vhost.publish(publisher, "", "q", PERSISTENT, body, number=number + 1)
+        await turns(1)
+        assert len(vhost.publishing.pending) == 3
+        await until(lambda: len(publisher.told) == 4)
+        assert publisher.numbers() == [1, 2, 3, 4]
+        assert [message.payload for message in vhost.plane.browse("q")] == bodies
+        for number, body in enumerate(bodies):
+            vhost.publish(publisher, "", "q", PERSISTENT, body, number=number + 5)
+        assert vhost.purge_queue("q") == 8, "what was published before an operation is seen by it"
+
+    run(test, store)
