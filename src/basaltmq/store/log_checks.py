@@ -19,12 +19,12 @@ from typing import Final
 
 from basaltmq.errors import CorruptionError
 from basaltmq.store.directory import DATABASE, StoreDirectory, make_directory, os_error, sync_directory, sync_file
-from basaltmq.store.manifest import oldest_log
+from basaltmq.store.manifest import live_tables, oldest_log
 from basaltmq.store.seals import is_table
 from basaltmq.store.synced import missing_writes, read_synced, short_manifest
 from basaltmq.store.wal import LogScan, current_manifest, scan_log, wal_files, wal_number
 
-REMEDY: Final = "nothing was touched; restore a backup, or run repair, which keeps every write that can be read"
+REMEDY: Final = "nothing was touched; restore a backup, or run repair, which keeps every row that can be read"
 
 
 def check_logs(directory: Path, *, is_new: bool, was_closed: bool) -> list[LogScan]:
@@ -45,6 +45,7 @@ def check_logs(directory: Path, *, is_new: bool, was_closed: bool) -> list[LogSc
         raise CorruptionError(f"{manifest.path} {wrong}; nothing was touched; restore a backup, or run repair")
     if manifest.fault is not None and not manifest.is_cut_short:
         raise CorruptionError(f"{manifest.describe()}; nothing was touched; restore a backup, or run repair")
+    _require_tables(database, manifest.path)
     logs = _needed_logs(database)
     _require_torn_only_at_the_end(logs)
     if not was_closed and (missing := missing_writes(directory, manifest.path, logs)):
@@ -76,6 +77,18 @@ def _require_nothing_to_lose(database: Path) -> None:
                 f"{database / 'CURRENT'} is missing, but {path.name} is there: opening would begin an empty store over "
                 "it; nothing was touched; restore a backup, or run repair"
             )
+
+
+def _require_tables(database: Path, manifest: Path) -> None:
+    """Every table is there, as long as it was. RocksDB would open without, and only then find out."""
+    for number, size_bytes in (live_tables(manifest) or {}).items():
+        path = database / f"{number:06}.sst"
+        try:
+            found_bytes = path.stat().st_size
+        except FileNotFoundError:
+            raise CorruptionError(f"{path} is missing; {REMEDY}") from None
+        if found_bytes != size_bytes:
+            raise CorruptionError(f"{path} has {found_bytes} bytes, not {size_bytes}; {REMEDY}")
 
 
 def _needed_logs(database: Path) -> list[LogScan]:

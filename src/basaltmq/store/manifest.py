@@ -39,8 +39,13 @@ _LAST_SEQUENCE: Final = 4
 _LOG: Final = 2
 _COMPARATOR: Final = 1
 _LAST_FAMILY: Final = 203
+_COMPACT_CURSOR: Final = 5
+_FAMILY_DROP: Final = 202
 _NEW_FILE: Final = 103
-_BLOB_FILE: Final = 400
+_BLOB_FILE, _BLOB_GARBAGE = 400, 401
+_IGNORABLE: Final = 1 << 13
+"""In a tag: whoever does not know it may pass over it."""
+_NUMBER_MASK: Final = (1 << 62) - 1
 _OLDEST_BLOB, _EPOCH, _END_OF_FIELDS = 4, 13, 1
 _BYTEWISE: Final = b"leveldb.BytewiseComparator"
 
@@ -132,6 +137,70 @@ def _sized(data: bytes) -> bytes:
 
 def _numbered(tag: int, data: bytes) -> bytes:
     return _encoded(tag) + _sized(data)
+
+
+def live_tables(manifest: Path) -> dict[int, int] | None:
+    """Number and size of every table the edits leave; None if one of them has a form we do not know."""
+    live: dict[int, int] = {}
+    for edit in read_records(manifest):
+        at = 0
+        try:
+            while at < len(edit):
+                tag, at = _varint(edit, at)
+                if tag in _NUMBERS:
+                    _, at = _varint(edit, at)
+                elif tag in _TEXTS or tag & _IGNORABLE:
+                    at = _skipped(edit, at)
+                elif tag == _COMPACT_CURSOR:
+                    at = _skipped(edit, _varint(edit, at)[1])
+                elif tag == _DELETED_FILE:
+                    number, at = _varint(edit, _varint(edit, at)[1])
+                    live.pop(number, None)
+                elif tag == _NEW_FILE:
+                    number, size_bytes, at = _new_file(edit, at)
+                    live[number] = size_bytes
+                elif tag in (_BLOB_FILE, _BLOB_GARBAGE):
+                    at = _blob_edit(edit, at, has_checksum=tag == _BLOB_FILE)
+                elif tag != _FAMILY_DROP:
+                    return None
+        except IndexError:
+            return None
+    return live
+
+
+def _new_file(edit: bytes, at: int) -> tuple[int, int, int]:
+    _, at = _varint(edit, at)
+    number, at = _varint(edit, at)
+    size_bytes, at = _varint(edit, at)
+    at = _skipped(edit, _skipped(edit, at))
+    _, at = _varint(edit, at)
+    _, at = _varint(edit, at)
+    while True:
+        field, at = _varint(edit, at)
+        if field == _END_OF_FIELDS:
+            # The upper bits of a number are the directory it is in; there is one.
+            return number & _NUMBER_MASK, size_bytes, at
+        at = _skipped(edit, at)
+
+
+def _blob_edit(edit: bytes, at: int, *, has_checksum: bool) -> int:
+    for _ in range(3):
+        _, at = _varint(edit, at)
+    if has_checksum:
+        at = _skipped(edit, _skipped(edit, at))
+    while True:
+        field, at = _varint(edit, at)
+        if field == 0:
+            return at
+        at = _skipped(edit, at)
+
+
+def _skipped(edit: bytes, at: int) -> int:
+    """Behind a text."""
+    length, at = _varint(edit, at)
+    if at + length > len(edit):
+        raise IndexError
+    return at + length
 
 
 def without_table(family: int, level: int, table: int) -> bytes:

@@ -25,6 +25,7 @@ from basaltmq.store.rocks_errors import translate
 from basaltmq.store.salvage import swap
 from basaltmq.store.seals import Sealer
 from basaltmq.store.synced import SyncedFile
+from basaltmq.store.unreadable import Unreadable
 from basaltmq.store.view import ATTEMPTS_MAX, ViewFiles
 
 
@@ -60,7 +61,7 @@ def open_store(
             meaning = translate(error, path)
             raise sealer.blame(meaning) if isinstance(meaning, CorruptionError) else meaning from error
         synced = SyncedFile(path, report)
-        store = RocksStore(path, db, options, database, sealer=sealer, synced=synced)
+        store = RocksStore(path, db, options, database, sealer=sealer, synced=synced, unreadable=Unreadable(path))
         # RocksDB syncs the names in its directory, but not the name of the directory.
         sync_directory(path)
     except OSError as error:

@@ -59,6 +59,7 @@ from basaltmq.store.rocks_cursor import SKIPPED_MAX, Cursor, RocksSnapshot, Run
 from basaltmq.store.rocks_errors import translate
 from basaltmq.store.seals import Sealer
 from basaltmq.store.synced import SyncedFile
+from basaltmq.store.unreadable import PASSED_OVER, Unreadable, relax, scan_past
 from basaltmq.store.verify import verify, verify_open
 
 CLOSE_WAIT_S: Final = 60.0
@@ -99,6 +100,7 @@ class RocksStore:
         *,
         sealer: Sealer | None = None,
         synced: SyncedFile | None = None,
+        unreadable: Unreadable | None = None,
         reopen: Callable[[], Rdict] | None = None,
     ) -> None:
         self.path = path
@@ -111,6 +113,8 @@ class RocksStore:
         self._on_refresh: list[Callable[[], None]] = []
         self._sealer = sealer
         self._synced = synced
+        self._unreadable = unreadable
+        self._is_relaxed = False
         self._logged_sequence = 0
         """The sequence number of the last logged row change, unless the last write was a logged one."""
         self._was_logged = False
@@ -137,7 +141,12 @@ class RocksStore:
         try:
             value: bytes | None = self._families[family].get(key)
         except Exception as error:
-            raise self._meaning(error) from error
+            meaning = self._meaning(error)
+            unreadable = self._passed_over(family, meaning)
+            if unreadable is None:
+                raise meaning from error
+            unreadable.row(family, key, str(error))
+            return None
         return value
 
     def get_many(self, family: Family, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -145,7 +154,10 @@ class RocksStore:
         try:
             values: list[bytes | None] = self._families[family].get(list(keys))  # type: ignore[assignment]
         except Exception as error:
-            raise self._meaning(error) from error
+            meaning = self._meaning(error)
+            if self._passed_over(family, meaning) is None:
+                raise meaning from error
+            return [self.get(family, key) for key in keys]
         return values
 
     def scan(
@@ -159,7 +171,15 @@ class RocksStore:
             reading.set_iterate_upper_bound(end)
         with self._lock:
             cursor = self._cursor(family, reading)
-        return cursor.scan_once(start, end, reverse=reverse)
+        if self._unreadable is None or reverse or family not in PASSED_OVER:
+            return cursor.scan_once(start, end, reverse=reverse)
+        return scan_past(
+            self._unreadable, family, self._families[family], cursor, partial(self._again, family), start, end
+        )
+
+    def _again(self, family: Family, reading: ReadOptions) -> Cursor:
+        with self._lock:
+            return self._cursor(family, reading)
 
     def read_pieces(
         self, family: Family, start: bytes, end: bytes, rows_max: int, bytes_max: int, piece_rows: int
@@ -207,8 +227,12 @@ class RocksStore:
             cursor = self._cursor(family, reading)
         try:
             return [*found, *cursor.read_ranges(ranges[len(found) :], bytes_max)]
+        except CorruptionError as error:
+            if self._passed_over(family, error) is None:
+                raise
         finally:
             cursor.close()
+        return [*found, *([*islice(self.scan(family, start, end), most)] for start, end, most in ranges[len(found) :])]
 
     def _run(self, family: Family, start: bytes, reading: ReadOptions) -> Run:
         with self._lock:
@@ -312,6 +336,7 @@ class RocksStore:
             if not isinstance(meaning, StoreStalledError):
                 self.poison(meaning)
                 raise meaning from error
+            self._go_on_without_compaction()
             if time.monotonic() + pause_s > deadline:
                 raise meaning from error
             time.sleep(pause_s)
@@ -326,6 +351,12 @@ class RocksStore:
                     return
                 except Exception as again:
                     error = again
+
+    def _go_on_without_compaction(self) -> None:
+        """Compaction that fails at a damaged block must not stall writes."""
+        if not self._is_relaxed and self._db.property_int_value(PROPERTIES["background-errors"]):
+            self._is_relaxed = True
+            relax(self.path, self._families)
 
     def sync(self) -> None:
         with self._lock:
@@ -374,6 +405,7 @@ class RocksStore:
             failure: BasaltError | None = None
             try:
                 if sound:
+                    self._go_on_without_compaction()
                     for family in self._families:
                         family.flush(True)
             except Exception as error:
@@ -441,6 +473,7 @@ class RocksStore:
 
     def flush(self, family: Family | None = None, *, wait: bool = True) -> None:
         self._require_writable()
+        self._go_on_without_compaction()
         try:
             for each in self._chosen(family):
                 each.flush(wait)
@@ -501,6 +534,10 @@ class RocksStore:
             raise CorruptionError(f"{self.path / MARKER} is missing; restore it from a backup of this store")
         write_checkpoint(self.path, target, self._create_checkpoint, self._sealer, marker, beside)
 
+    def unreadable(self) -> int:
+        """How many ranges of rows were passed over since the store was opened, because they cannot be read."""
+        return 0 if self._unreadable is None else self._unreadable.count
+
     def verify(self, progress: Callable[[int, int], None] | None = None) -> list[str]:
         self.require_open()
         if self._sealer is not None:
@@ -547,6 +584,10 @@ class RocksStore:
         self.require_open()
         if self._read_only:
             raise StoreReadOnlyError(f"{self.path} was opened read-only")
+
+    def _passed_over(self, family: Family, error: BasaltError) -> Unreadable | None:
+        """Where to record a row that cannot be read, if that costs no more than the row."""
+        return self._unreadable if family in PASSED_OVER and isinstance(error, CorruptionError) else None
 
     def _meaning(self, error: Exception) -> BasaltError:
         """What an exception means, seen from a call that may have met `close` on its way."""

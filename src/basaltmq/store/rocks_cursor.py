@@ -57,10 +57,12 @@ class Owner(Protocol):
 class Cursor:
     """One family at one moment."""
 
-    __slots__ = ("__weakref__", "_iter", "_lock", "_owner")
+    __slots__ = ("__weakref__", "_iter", "_lock", "_owner", "reached")
 
     def __init__(self, owner: Owner, native: RdictIter) -> None:
         self._owner = owner
+        self.reached: bytes | None = None
+        """The last key that `scan_once` read."""
         self._iter: RdictIter | None = native
         self._lock = threading.Lock()
 
@@ -85,6 +87,8 @@ class Cursor:
         try:
             while more:
                 rows, more = self._read(start, end, reverse=reverse, rows_max=rows_max, seek=seek)
+                if rows:
+                    self.reached = rows[-1][0]
                 yield from rows
                 rows_max, seek = min(2 * rows_max, CHUNK_ROWS_MAX), False
         finally:
@@ -172,9 +176,10 @@ class Cursor:
                     return rows, True
             fault = _fault(native, self._owner.path)
             del native, forth
-        if fault is not None:
+        if fault is not None and not rows:
             raise fault
-        return rows, False
+        # The rows before a fault are handed out; the next read meets it again.
+        return rows, fault is not None
 
     def _require(self) -> RdictIter:
         if self._iter is None:

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Final
 
 from rocksdict import Rdict, RdictIter, ReadOptions
@@ -32,6 +34,9 @@ _DIRECTORY: Final = re.compile(r"/[^\s:]*/")
 
 KEY_BYTES_MAX: Final = 1 << 17
 """The longest key has two texts of 64 KiB. Bisection looks at no longer ones."""
+
+KEY_BYTES_USUAL: Final = 64
+"""Bytes of a key that are compared at least: a message's key has 35 and the names of queue and fairness key."""
 
 EMPTY_STEPS_MAX: Final = 100_000
 """Faults in a row without a key that can be told between them; then the rest of the range is given up."""
@@ -93,7 +98,7 @@ class _Reading:
             if stuck > EMPTY_STEPS_MAX:
                 self._lost(Gap(self._label, start, end, "", fault))
                 return
-            file = named_file(fault, self._views.folder).name
+            file = fault_of(fault)
             if file.endswith(".blob") and self._views.substitute(file, self._label):
                 continue
             if file.endswith(".sst"):
@@ -115,8 +120,8 @@ class _Reading:
             key = cursor.key()
             self._lost(Gap(self._label, key, key + b"\0", "", _short(fault)))
             return bytes(key) + b"\0"
-        fails = self._fails_like(without, fault)
-        following = _bisected(fails, start, end)
+        cursors = partial(self._iter, without, None)
+        following = _bisected(_fails_like(cursors, fault), cursors, start, end)
         self._lost(Gap(self._label, start, following, "", _short(fault)))
         return following
 
@@ -125,30 +130,14 @@ class _Reading:
         table = self._views.tables.get(file)
         if table is None:
             return end
-        fails = self._fails_like(self._views.others(file), fault)
+        cursors = partial(self._iter, self._views.others(file), None)
+        fails = _fails_like(cursors, fault)
         last = _after(table)
         if (last is not None and last <= start) or not fails(start):
             # A place that the table alone does not have.
             return end
-        following = _bisected(fails, start, last)
+        following = _bisected(fails, cursors, start, last)
         return following if end is None or (following is not None and following < end) else end
-
-    def _fails_like(self, without: frozenset[str], fault: str) -> Callable[[bytes], bool]:
-        """Whether seeking a key fails at the same place."""
-        place = _PLACE.search(fault)
-
-        def fails(key: bytes) -> bool:
-            cursor = self._iter(without, None)
-            cursor.seek(key)
-            if cursor.valid():
-                return False
-            again = _fault(cursor)
-            if again is None:
-                return False
-            found = _PLACE.search(again)
-            return _short(again) == _short(fault) if place is None else found is not None and found[1] == place[1]
-
-        return fails
 
     def _iter(self, without: frozenset[str], end: bytes | None, *, checked: bool = True) -> RdictIter:
         family: Rdict = self._views.family(self._label, without)
@@ -157,6 +146,36 @@ class _Reading:
         if end is not None:
             reading.set_iterate_upper_bound(end)
         return family.iter(reading)
+
+
+def fault_of(fault: str) -> str:
+    """The name of the file a fault names; empty if it names none."""
+    named = named_file(fault, Path())
+    return named.name
+
+
+def after_block(new_cursor: Callable[[], RdictIter], fault: str, start: bytes, end: bytes | None) -> bytes | None:
+    """The first key at or after `start` that can be read where a fault was met; None if none before `end` can."""
+    following = _bisected(_fails_like(new_cursor, fault), new_cursor, start, end)
+    return None if following is None or (end is not None and following >= end) else following
+
+
+def _fails_like(new_cursor: Callable[[], RdictIter], fault: str) -> Callable[[bytes], bool]:
+    """Whether seeking a key fails at the same place."""
+    place = _PLACE.search(fault)
+
+    def fails(key: bytes) -> bool:
+        cursor = new_cursor()
+        cursor.seek(key)
+        if cursor.valid():
+            return False
+        again = _fault(cursor)
+        if again is None:
+            return False
+        found = _PLACE.search(again)
+        return _short(again) == _short(fault) if place is None else found is not None and found[1] == place[1]
+
+    return fails
 
 
 def _after(table: Table) -> bytes | None:
@@ -177,21 +196,36 @@ def _short(fault: str) -> str:
     return _DIRECTORY.sub("", fault.split(" in /")[0]).strip()
 
 
-def _bisected(fails: Callable[[bytes], bool], start: bytes, end: bytes | None) -> bytes | None:
+def _bisected(
+    fails: Callable[[bytes], bool], new_cursor: Callable[[], RdictIter], start: bytes, end: bytes | None
+) -> bytes | None:
     """The first key after `start` that does not fail, for a range of keys from `start` on that do.
 
-    None if even the last key fails. Keys are compared as fractions: byte strings with zeros behind them.
+    `end`, if even that fails. Keys are compared as fractions: byte strings with zeros behind them. Two keys that differ
+    behind the bytes compared are taken for one, so the second pass compares as many as the key has that was found.
     """
     ceiling = b"\xff" * (len(start) + 8) if end is None else end
     if len(ceiling) > KEY_BYTES_MAX or fails(ceiling):
         return end
     width = max(len(start), len(ceiling)) + 1
-    low = int.from_bytes(start.ljust(width, b"\0"), "big")
-    high = int.from_bytes(ceiling.ljust(width, b"\0"), "big")
+    low, high = _narrowed(fails, start, ceiling, width)
+    cursor = new_cursor()
+    cursor.seek(high)
+    found: bytes = cursor.key() if cursor.valid() else b""
+    finer = max(len(found) + 1, KEY_BYTES_USUAL)
+    if finer > width:
+        high = _narrowed(fails, low, high, finer)[1]
+    return high
+
+
+def _narrowed(fails: Callable[[bytes], bool], low_key: bytes, high_key: bytes, width: int) -> tuple[bytes, bytes]:
+    """Two neighbours among the keys of a width, of which the first fails and the second does not."""
+    low = int.from_bytes(low_key.ljust(width, b"\0"), "big")
+    high = int.from_bytes(high_key.ljust(width, b"\0"), "big")
     while high - low > 1:
         middle = (low + high) // 2
         if fails(middle.to_bytes(width, "big")):
             low = middle
         else:
             high = middle
-    return high.to_bytes(width, "big")
+    return low.to_bytes(width, "big"), high.to_bytes(width, "big")
