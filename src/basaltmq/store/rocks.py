@@ -354,7 +354,7 @@ class RocksStore:
 
     def _go_on_without_compaction(self) -> None:
         """Compaction that fails at a damaged block must not stall writes."""
-        if not self._is_relaxed and self._db.property_int_value(PROPERTIES["background-errors"]):
+        if not self._is_relaxed and self._db.property_int_value(DATABASE_PROPERTIES["background-errors"]):
             self._is_relaxed = True
             relax(self.path, self._families)
 
