@@ -124,16 +124,16 @@ class VHost:
                 self.policies,
                 clock_ns=clock_ns,
                 wake=self._wake,
-                gone=self._queue_gone,
+                gone=lambda queue: self.dispatch.forget(queue),
                 due=lambda due_ns: self.clock.due_at(due_ns),
             )
             self.clock = Timekeeper(self, self.plane, self.streams, self.queues.expire, clock_ns)
             self.topology = Topology(store, name, has_queue=self.queues.by_name.__contains__)
             self.queues.topology = self.topology
             self._exchanges = self.topology.exchanges
-            for fault in self.queues.load():
-                report(f"vhost {name!r}: {fault}")
-            for fault in self.topology.load(self.queues.by_name.__contains__, self.queues.unserved.__contains__):
+            faults = self.queues.load()
+            faults += self.topology.load(self.queues.by_name.__contains__, self.queues.unserved.__contains__)
+            for fault in faults:
                 report(f"vhost {name!r}: {fault}")
         except BaseException:
             self.commit.close()
@@ -563,24 +563,17 @@ class VHost:
         queue = self.queues.by_name.get(name) or self.queues.notice(name)
         if queue is not None:
             queue.has_ready = True
-            if queue.is_stream:
-                self._spooled(queue)
-            elif len(queue.consumers):
+            if queue.is_stream and self._loop is not None:
+                # Dead letters wait for a stream; they are moved outside the change that brought them.
+                self._loop.call_soon(self._move_spooled, queue)
+            elif not queue.is_stream and len(queue.consumers):
                 self.dispatch.add(queue)
                 self._schedule()
-
-    def _spooled(self, queue: BrokerQueue) -> None:
-        """Dead letters wait for a stream; they are moved outside the change that brought them."""
-        if self._loop is not None:
-            self._loop.call_soon(self._move_spooled, queue)
 
     def _move_spooled(self, queue: BrokerQueue) -> None:
         if self.is_up:
             with QuietGuard(self):
                 self.spool.move(queue)
-
-    def _queue_gone(self, queue: BrokerQueue) -> None:
-        self.dispatch.forget(queue)
 
     def _policies_changed(self) -> None:
         has_more = self._effects.changed()

@@ -24,9 +24,8 @@ after a crash its messages are simply ready.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from heapq import heapify, heappop, heappush
-from itertools import chain, islice
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import chain
 from struct import Struct
 from struct import error as struct_error
 from typing import Final
@@ -42,12 +41,10 @@ from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.keys import (
-    decode_lease_call_expiry_key,
     decode_lease_call_key,
     lease_call_expiry_key_of,
     lease_call_key_of,
     lease_call_prefix,
-    lease_expiry_bound,
     lp,
     prefix_range,
     take_lp,
@@ -65,11 +62,6 @@ LEASE_MAX: Final = 10_000
 LEASED_MAX: Final = 1_000_000
 """Messages leased in one queue: about 350 bytes of memory each, which is what bounds them."""
 
-EXPIRY_PAGE: Final = 1024
-"""Leases of earlier boots read at once."""
-
-HEAP_SLACK: Final = 1024
-"""Settled leases that may wait in the heap beside as many as are alive."""
 BOOTS_SKIPPED: Final = 1 << 16
 """Boot numbers skipped when the last one is lost, so that no token is given out twice."""
 
@@ -518,87 +510,3 @@ class Leases:
         """The row of a call in the expiry index goes; the call's own row is somebody else's matter."""
         if not call.is_hold:
             batch.delete(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key_of(call.expires_ns, self._prefix, call.token))
-
-
-class LeaseExpiry:
-    """Leases of all queues by time."""
-
-    def __init__(self, store: Store, tokens: Tokens, suspects: Suspects) -> None:
-        self._store = store
-        self._suspects = suspects
-        self._tokens = tokens
-        self._heap: list[tuple[int, str, int]] = []
-        self._expires: dict[int, int] = {}
-        self._pages_from: bytes | None = b""
-        self._read_page()
-        self._end_endless()
-
-    def add(self, expires_ns: int, queue: str, token: int) -> None:
-        """Remember a lease, or that it has another expiry."""
-        if expires_ns == FOREVER:
-            self._expires.pop(token, None)
-            return
-        self._expires[token] = expires_ns
-        heappush(self._heap, (expires_ns, queue, token))
-        if len(self._heap) > 2 * len(self._expires) + HEAP_SLACK:
-            self._heap = [each for each in self._heap if self._expires.get(each[2]) == each[0]]
-            heapify(self._heap)
-
-    def expect(self, call: LeaseCall, queue: str) -> None:
-        """A queue was loaded with this lease; its row in the expiry index may have been lost."""
-        if not call.is_hold and self._expires.get(call.token) != call.expires_ns:
-            self.add(call.expires_ns, queue, call.token)
-
-    def remove(self, token: int) -> None:
-        """Forget a lease that is settled. Its place in the heap goes when it comes up, or when too many wait there."""
-        self._expires.pop(token, None)
-
-    def due(self, now_ns: int, count_max: int) -> list[tuple[int, str, int]]:
-        """Take up to `count_max` that are due (expiry, queue, token), the earliest first."""
-        found: list[tuple[int, str, int]] = []
-        while len(found) < count_max:
-            deadline = self.deadline_ns()
-            if deadline is None or deadline > now_ns:
-                break
-            if self._heap and self._heap[0][0] == deadline:
-                found.append(heappop(self._heap))
-                self._expires.pop(found[-1][2])
-            else:
-                self._read_page()
-        return found
-
-    def deadline_ns(self) -> int | None:
-        """When to come back: for the first lease known, or to read on."""
-        heap, expires = self._heap, self._expires
-        while heap and expires.get(heap[0][2]) != heap[0][0]:
-            heappop(heap)
-        first = heap[0][0] if heap else None
-        if self._pages_from:
-            page = int.from_bytes(self._pages_from[:8], "big")
-            return page if first is None else min(first, page)
-        return first
-
-    def _read_page(self) -> None:
-        """Take in the next leases of earlier boots."""
-        assert self._pages_from is not None
-        rows = self._store.scan(Family.LEASE_CALL_EXPIRY, self._pages_from, lease_expiry_bound(FOREVER))
-        keys = [key for key, _ in islice(rows, EXPIRY_PAGE + 1)]
-        for expires_ns, queue, token in self._left_over(keys[:EXPIRY_PAGE]):
-            self.add(expires_ns, queue, token)
-        self._pages_from = keys[EXPIRY_PAGE] if len(keys) > EXPIRY_PAGE else None
-
-    def _end_endless(self) -> None:
-        """Earlier versions wrote rows for holds too. Their consumers are gone, so what they held is due."""
-        rows = self._store.scan(Family.LEASE_CALL_EXPIRY, lease_expiry_bound(FOREVER))
-        for _, queue, token in self._left_over(key for key, _ in rows):
-            self.add(0, queue, token)
-
-    def _left_over(self, keys: Iterable[bytes]) -> Iterator[tuple[int, str, int]]:
-        for key in keys:
-            try:
-                expires_ns, queue, token = decode_lease_call_expiry_key(key)
-            except CorruptionError as error:
-                self._suspects.note(Family.LEASE_CALL_EXPIRY, key, b"", str(error))
-                continue
-            if not self._tokens.is_of_this_boot(token):
-                yield expires_ns, queue, token

@@ -40,7 +40,8 @@ from basaltmq.queues.failures import fail
 from basaltmq.queues.held import is_held
 from basaltmq.queues.hooks import HookCounters
 from basaltmq.queues.key_stats import FairnessKey, ThrottleKey, fairness_keys, throttle_keys
-from basaltmq.queues.leases import LeaseExpiry, Tokens, check_visibility
+from basaltmq.queues.lease_expiry import LeaseExpiry
+from basaltmq.queues.leases import Tokens, check_visibility
 from basaltmq.queues.loaded import LOADED_MAX, LoadedQueues
 from basaltmq.queues.long_operations import LongOperations
 from basaltmq.queues.message import Message

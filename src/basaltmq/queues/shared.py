@@ -12,7 +12,8 @@ from basaltmq.queues.budget import MemoryBudget, PagingLimits
 from basaltmq.queues.change import Change
 from basaltmq.queues.content import Content
 from basaltmq.queues.dead_letters import DeadLetterRouter
-from basaltmq.queues.leases import LeaseCall, LeaseExpiry, Tokens
+from basaltmq.queues.lease_expiry import LeaseExpiry
+from basaltmq.queues.leases import LeaseCall, Tokens
 from basaltmq.queues.quarantine import Quarantine
 from basaltmq.queues.reclaim import Reclaim
 from basaltmq.queues.recorder import Listener, Silence

@@ -57,6 +57,7 @@ from basaltmq.store.options import StoreOptions
 from basaltmq.store.ranges import Piece
 from basaltmq.store.rocks_cursor import SKIPPED_MAX, Cursor, RocksSnapshot, Run
 from basaltmq.store.rocks_errors import translate
+from basaltmq.store.rocks_properties import DATABASE_PROPERTIES, PROPERTIES
 from basaltmq.store.seals import Sealer
 from basaltmq.store.synced import SyncedFile
 from basaltmq.store.unreadable import PASSED_OVER, Unreadable, relax, scan_past
@@ -64,23 +65,6 @@ from basaltmq.store.verify import verify, verify_open
 
 CLOSE_WAIT_S: Final = 60.0
 """A call that has not come back after this long at close is a disk that has gone away."""
-
-PROPERTIES: Final = {
-    "sst-bytes": "rocksdb.total-sst-files-size",
-    "blob-bytes": "rocksdb.total-blob-file-size",
-    "memtable-bytes": "rocksdb.cur-size-all-mem-tables",
-    "estimated-rows": "rocksdb.estimate-num-keys",
-    "estimated-live-bytes": "rocksdb.estimate-live-data-size",
-    "pending-compaction-bytes": "rocksdb.estimate-pending-compaction-bytes",
-    "level-0-files": "rocksdb.num-files-at-level0",
-}
-"""Figures that each family has for itself."""
-
-DATABASE_PROPERTIES: Final = {
-    "running-compactions": "rocksdb.num-running-compactions",
-    "background-errors": "rocksdb.background-errors",
-}
-"""Figures of the whole database. RocksDB returns the same value for every family, so a sum would be wrong."""
 
 _NEGATIVE: Final = re.compile(r"\s*-\s*\d+\s*")
 _RUN: Final[partial[deque[None]]] = partial(deque, maxlen=0)

@@ -23,7 +23,6 @@ What is remembered between steps is in memory only: after a restart a pass begin
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -40,14 +39,14 @@ from basaltmq.log.frame import (
     decode_deletes,
     encode_frame,
 )
-from basaltmq.log.record import NEVER, StoredRecord
+from basaltmq.log.record import NEVER
 from basaltmq.log.recovery import Damage, Found, scan
 from basaltmq.log.segment import Segment, SegmentState
 from basaltmq.store import keys
 from basaltmq.store.api import ManagedStore
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.streams.adapter import hash64
+from basaltmq.streams.compaction_judge import Judge, offsets_of
 from basaltmq.streams.index_rows import IS_MARKER, NO_WORDS, Entry, entry_of
 from basaltmq.streams.latest_keys import LatestKeys
 from basaltmq.streams.producers_row import encode_row, known_to, recover
@@ -57,10 +56,8 @@ from basaltmq.streams.retention import (
     Extent,
     Rounds,
     age_time_ms,
-    is_tombstone,
     pass_is_due,
     start_offset_after,
-    tombstone_goes,
 )
 from basaltmq.streams.segment_state import SegmentShard
 from basaltmq.streams.shards import Engine, ShardConfig, ShardMeta, Shards
@@ -89,13 +86,9 @@ RECLAIM_STEPS_MAX: Final = 64
 PASSES_MAX: Final = 10_000
 """Shards whose last pass is remembered; a forgotten one is passed over again."""
 
-KEY_MAPS_MAX: Final = 64
-"""Frames whose keys are remembered during a step."""
-
 
 EXPIRED_FRAMES_PER_STEP: Final = 1_000
 """Frames with expired records one step looks into."""
-
 
 OFFSET_MAX: Final = (1 << 63) - 1
 
@@ -164,13 +157,13 @@ class SegmentCleaner:
         expiries = None if batch is None else batch.expiries()
         if batch is None or expiries is None:
             return 0
-        places = zip(_offsets(entry, batch), expiries, strict=True)
+        places = zip(offsets_of(entry, batch), expiries, strict=True)
         expired = [
             offset
             for offset, time_ms in places
             if time_ms != NEVER and time_ms <= now_ms and offset >= state.start_offset
         ]
-        gone = engine.delete_offsets(state, expired)
+        gone = engine.deleteoffsets_of(state, expired)
         deleted = engine.index.deleted(state.number, entry.base_offset, entry.last_offset)
         if 2 * len(deleted) >= batch.count:
             current = engine.index.entry(state.number, entry.last_offset)
@@ -180,7 +173,7 @@ class SegmentCleaner:
             is_hole = before is not None and before.records == 0 and not before.flags & IS_MARKER
             if before is not None and is_hole and before.base_offset >= state.start_offset:
                 group.insert(0, before)
-            self._rewrite(state, config, group, _Judge(engine, state, config, None, now_ms))
+            self._rewrite(state, config, group, Judge(engine, state, config, None, now_ms))
         return gone
 
     def _retain(self, meta: ShardMeta, now_ms: int) -> int:
@@ -247,7 +240,7 @@ class SegmentCleaner:
             progress.at = 0
             progress.bound = bound
             progress.tombstone_due_ms = None
-        judge = _Judge(self._engine, state, meta.config, progress, now_ms, self._latest)
+        judge = Judge(self._engine, state, meta.config, progress, now_ms, self._latest)
         looked = gone = 0
         if self._latest is not None and self._latest.shard == meta.number:
             looked = self._note(state, progress, self._latest, judge, limit)
@@ -303,9 +296,7 @@ class SegmentCleaner:
         self._latest = LatestKeys(shard, start)
         return True
 
-    def _note(
-        self, state: SegmentShard, progress: CompactionPass, latest: LatestKeys, judge: _Judge, limit: int
-    ) -> int:
+    def _note(self, state: SegmentShard, progress: CompactionPass, latest: LatestKeys, judge: Judge, limit: int) -> int:
         """Note keys up to the pass's bound, which is where they are enough; how many records were looked at."""
         looked = 0
         while not latest.is_whole and looked < max(limit, 1):
@@ -348,7 +339,7 @@ class SegmentCleaner:
             group.append(entry)
         return group
 
-    def _rewrite(self, state: SegmentShard, config: ShardConfig, group: list[Entry], judge: _Judge) -> int:
+    def _rewrite(self, state: SegmentShard, config: ShardConfig, group: list[Entry], judge: Judge) -> int:
         """Rewrite a group as one frame if something in it can go; how many records went. Under the shard's lock."""
         engine = self._engine
         kept = []
@@ -502,115 +493,6 @@ class SegmentCleaner:
                 self._append(state, header._replace(flags=header.flags | RELOCATED), found.body, None, config)
 
 
-class _Judge:
-    """Decides which records of a frame stay."""
-
-    def __init__(
-        self,
-        engine: SegmentEngine,
-        state: SegmentShard,
-        config: ShardConfig,
-        progress: CompactionPass | None,
-        now_ms: int,
-        noted: LatestKeys | None = None,
-    ) -> None:
-        """Without a pass only deleted and expired records go. `noted`: the keys, where they are not indexed."""
-        self._engine = engine
-        self._state = state
-        self._config = config
-        self._progress = progress
-        self._now_ms = now_ms
-        self._noted = noted
-        self._maps: OrderedDict[int, dict[bytes, int]] = OrderedDict()
-
-    def live(self, entry: Entry, batch: ColumnBatch) -> int:
-        """Records of a frame that count as kept so far."""
-        start = self._state.start_offset
-        deleted = self._deleted(entry)
-        return sum(offset >= start and offset not in deleted for offset in _offsets(entry, batch))
-
-    def kept(self, entry: Entry, batch: ColumnBatch) -> list[StoredRecord]:
-        deleted = self._deleted(entry)
-        start = self._state.start_offset
-        latest = {} if self._progress is None else self._latest(entry, batch)
-        kept = []
-        for record in batch.records(entry.base_offset):
-            if record.offset < start or record.offset in deleted:
-                continue
-            if record.expire_at_ms != NEVER and record.expire_at_ms <= self._now_ms:
-                continue
-            key = record.key
-            if key is not None and self._progress is not None:
-                if latest.get(key, -1) > record.offset or self._is_superseded(entry, key):
-                    continue
-                if is_tombstone(record.value) and self._tombstone_goes(record.timestamp_ms, entry):
-                    continue
-            kept.append(record)
-        return kept
-
-    def _tombstone_goes(self, timestamp_ms: int, entry: Entry) -> bool:
-        time_ms = age_time_ms(timestamp_ms, entry.store_time_ms)
-        if tombstone_goes(self._config, time_ms, self._now_ms):
-            return True
-        due_ms = time_ms + self._config.tombstone_retention_ms
-        progress = self._progress
-        assert progress is not None, "tombstones are judged in a pass"
-        if progress.tombstone_due_ms is None or due_ms < progress.tombstone_due_ms:
-            progress.tombstone_due_ms = due_ms
-        return False
-
-    def _is_superseded(self, entry: Entry, key: bytes) -> bool:
-        """Does a later frame below the pass's bound have this very key?"""
-        if not self._config.index_keys:
-            assert self._noted is not None, "keys are noted before records are judged by them"
-            return self._noted.latest(key) > entry.last_offset
-        index = self._engine.index
-        number = self._state.number
-        for last_offset in index.holders(b"K", number, hash64(key), entry.last_offset + 1):
-            if self._progress is None or last_offset >= self._progress.bound:
-                return False
-            known = self._maps.get(last_offset)
-            if known is None:
-                later = index.entry(number, last_offset)
-                batch = None if later is None else self._engine.seen_of(self._state, later)
-                if later is None or batch is None:
-                    continue
-                known = self._latest(later, batch)
-            if key in known:
-                return True
-        return False
-
-    def seen_keys(self, entry: Entry) -> dict[bytes, int]:
-        """The latest live offset of each key in a frame, none if it was aborted."""
-        batch = self._engine.seen_of(self._state, entry)
-        return {} if batch is None else self._latest(entry, batch)
-
-    def _latest(self, entry: Entry, batch: ColumnBatch) -> dict[bytes, int]:
-        """The latest live offset of each key in a frame."""
-        known = self._maps.get(entry.last_offset)
-        if known is None:
-            deleted = self._deleted(entry)
-            known = {
-                key: offset
-                for key, offset in zip(batch.keys(), _offsets(entry, batch), strict=True)
-                if key is not None and offset not in deleted
-            }
-            self._maps[entry.last_offset] = known
-            if len(self._maps) > KEY_MAPS_MAX:
-                self._maps.popitem(last=False)
-        return known
-
-    def _deleted(self, entry: Entry) -> set[int]:
-        if not self._state.deleted:
-            return set()
-        return set(self._engine.index.deleted(self._state.number, entry.base_offset, entry.last_offset))
-
-
 def _span(group: Sequence[Entry]) -> tuple[int, int]:
     """The first and the last offset of frames."""
     return group[0].base_offset, group[-1].last_offset
-
-
-def _offsets(entry: Entry, batch: ColumnBatch) -> list[int]:
-    deltas = batch.deltas()
-    return [entry.base_offset + delta for delta in (range(batch.count) if deltas is None else deltas)]

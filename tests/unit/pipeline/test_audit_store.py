@@ -287,9 +287,9 @@ def test_a_segment_that_is_not_there_is_found_and_told_by_readers_with_what_to_d
     segments = sorted((tmp_path / "log").rglob("*.log"))
     segments[which].unlink()
     name = str(segments[which].relative_to(tmp_path))
-    assert [(each.severity.value, each.kind, each.subject) for each in findings(tmp_path)] == [
-        ("loss", "missing segment", name)
-    ]
+    found = [(each.severity.value, each.kind, each.subject) for each in findings(tmp_path)]
+    # Without its last segment the log also ends before what was durable.
+    assert found == [("loss", "missing segment", name), *([("loss", "checksum", "log")] if which == -1 else [])]
     if which != -1:
         with StreamView.open(tmp_path) as view, pytest.raises(CorruptionError, match="bring the file back") as told:
             [view.read("orders", 0, offset) for offset in range(40)]

@@ -24,7 +24,8 @@ from basaltmq.store.batch import Batch
 from basaltmq.store.families import MIB, Family
 from basaltmq.store.open import open_store, open_view
 from basaltmq.store.options import StoreOptions
-from basaltmq.store.rocks import DATABASE_PROPERTIES, PROPERTIES, RocksStore
+from basaltmq.store.rocks import RocksStore
+from basaltmq.store.rocks_properties import DATABASE_PROPERTIES, PROPERTIES
 
 WAIT_S = 60
 F = Family.MESSAGES
