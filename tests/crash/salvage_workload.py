@@ -200,10 +200,10 @@ def is_told(losses: list[Loss], message_id: str, held: Held) -> bool:
     for loss in losses:
         if message_id in loss.ids or loss.subject in ("confirmed writes", "table"):
             return True
-        is_range = loss.family == held.family.label and not loss.ids and (loss.start or loss.end)
-        if is_range and bytes.fromhex(loss.start) <= held.key:
-            if loss.end is None or held.key < bytes.fromhex(loss.end):
-                return True
+        is_range = loss.family == held.family.label and not loss.ids and bool(loss.start or loss.end)
+        is_above = is_range and bytes.fromhex(loss.start) <= held.key
+        if is_above and (loss.end is None or held.key < bytes.fromhex(loss.end)):
+            return True
     return False
 
 

@@ -33,12 +33,15 @@ def check_logs(directory: Path, *, is_new: bool, was_closed: bool) -> list[LogSc
     `is_new`: the store is being made. `was_closed`: it was closed cleanly, so nothing is in a log only.
     """
     database = directory / DATABASE
-    if not database.exists():
-        if not is_new and read_synced(directory) is not None:
-            raise CorruptionError(f"{database} is missing, and with it every row; restore a backup")
-        return []
     if not (database / "CURRENT").exists():
-        _require_nothing_to_lose(database)
+        synced = None if is_new else read_synced(directory)
+        if synced is not None and synced.sequence:
+            raise CorruptionError(
+                f"{database / 'CURRENT'} is missing, although rows were written: opening would begin an empty store; "
+                "nothing was touched; restore a backup, or run repair"
+            )
+        if database.exists():
+            _require_nothing_to_lose(database)
         return []
     manifest = scan_log(current_manifest(database))
     if not was_closed and (wrong := short_manifest(directory)):

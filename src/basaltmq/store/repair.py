@@ -57,6 +57,7 @@ from basaltmq.store.salvage.losses import Losses
 from basaltmq.store.salvage.naming import Loss
 from basaltmq.store.salvage.survey import Survey
 from basaltmq.store.seals import Sealer, Seals, check_small, is_small, is_table
+from basaltmq.store.unreadable import UNREADABLE
 from basaltmq.store.verify import Progress, inspect, verify
 from basaltmq.store.wal import is_wal
 
@@ -270,6 +271,9 @@ def _rebuild(
                 outcome.kept / swap.LOSSES, b"".join(msgspec.json.encode(each) + b"\n" for each in outcome.losses)
             )
             shutil.rmtree(scratch / "views", ignore_errors=True)
+            unreadable = path / QUARANTINE / UNREADABLE
+            if unreadable.exists():
+                os.rename(unreadable, outcome.kept / UNREADABLE)
             swap.take_over(path, number)
         finally:
             if not (path / swap.REPAIR).exists():

@@ -463,6 +463,8 @@ class RocksStore:
                 each.flush(wait)
         except Exception as error:
             self._fail(error)
+        if self._synced is not None:
+            self._synced.note(0, look=True)
 
     def ingest(self, family: Family, tables: Sequence[Path]) -> None:
         """Take in tables made by `SstFileWriter`, all of them or none; the files move into the database."""

@@ -98,8 +98,9 @@ def missing_writes(directory: Path, manifest: Path | None, logs: list[LogScan]) 
     synced = read_synced(directory)
     if synced is None:
         return ""
-    oldest = 0 if manifest is None else oldest_log(manifest)
     present = {wal_number(scan.path) for scan in logs}
+    # Without a MANIFEST, logs older than all that are there are taken for those that were flushed and deleted.
+    oldest = min(present, default=0) if manifest is None else oldest_log(manifest)
     gone = [f"{number:06}.log" for number in synced.logs if number >= oldest and number not in present]
     if gone:
         return f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} missing"

@@ -33,6 +33,9 @@ OPEN_MAX: Final = 4
 ABSENT_MAX: Final = 10_000
 """Numbers of missing blob files that are thought of, the latest first: about 1 MB in a MANIFEST."""
 
+ABSENT_BEYOND: Final = 100
+"""Numbers thought of beyond the last file that is there: the missing one may have been the last."""
+
 _MENDED: Final = "mended"
 _MANIFEST: Final = "MANIFEST-000001"
 
@@ -196,7 +199,8 @@ class Views:
     def _add_absent(self, blobs: dict[str, list[int]]) -> None:
         """List numbers of files that are not there as blob files too: some may be, and then an error names the file."""
         taken = {int(name.split(".")[0]) for name in self.tables}
-        absent = [number for number in range(1, max(taken, default=0)) if number not in taken][-ABSENT_MAX:]
+        last = max(taken, default=0) + ABSENT_BEYOND
+        absent = [number for number in range(1, last) if number not in taken][-ABSENT_MAX:]
         for label in self.families:
             if BY_LABEL[label].profile.blob_bytes_min is not None:
                 blobs.setdefault(label, []).extend(absent)

@@ -1,0 +1,99 @@
+"""An open store passes over rows of messages that it cannot read, says so, and goes on writing."""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from basaltmq.errors import CorruptionError
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+from basaltmq.store.open import open_store
+from basaltmq.store.options import StoreOptions
+from basaltmq.store.ranges import read_pieces, read_ranges
+from basaltmq.store.repair import repair
+from basaltmq.store.unreadable import UNREADABLE
+
+ROWS = 1000
+
+
+def key(number: int) -> bytes:
+    return b"\x00\x01q%05d" % number
+
+
+@pytest.fixture(params=[Family.MESSAGES, Family.LEASE_CALLS], ids=lambda family: family.label)
+def family(request: pytest.FixtureRequest) -> Family:
+    found: Family = request.param
+    return found
+
+
+@pytest.fixture
+def home(tmp_path: Path, family: Family) -> Path:
+    store = open_store(tmp_path / "store")
+    batch = Batch()
+    for number in range(ROWS):
+        batch.put(family, key(number), os.urandom(100))
+    store.write(batch)
+    store.close()
+    table = max((tmp_path / "store" / "kv").glob("*.sst"), key=lambda each: each.stat().st_size)
+    data = bytearray(table.read_bytes())
+    data[len(data) // 2] ^= 1
+    table.write_bytes(data)
+    return tmp_path / "store"
+
+
+@pytest.mark.promise("P7")
+@pytest.mark.parametrize("family", [Family.MESSAGES], indirect=True)
+def test_messages_around_a_damaged_block_are_read_in_every_way(home: Path, family: Family) -> None:
+    store = open_store(home)
+    found = [each for each, _ in store.scan(family)]
+    assert ROWS // 2 < len(found) < ROWS
+    start, end = key(0), key(ROWS)
+    pieces, _ = read_pieces(store, family, start, end, ROWS, 1 << 24, 100)
+    assert [each for piece in pieces for each in piece.keys] == found
+    ranges = [(key(number), key(number + 50), 50) for number in range(0, ROWS, 50)]
+    read = read_ranges(store, family, ranges, 1 << 24)
+    assert [each for rows in read for each, _ in rows or ()] == found
+    values = store.get_many(family, [key(number) for number in range(ROWS)])
+    assert [key(number) for number, value in enumerate(values) if value is not None] == found
+    lost = next(key(number) for number in range(ROWS) if key(number) not in set(found))
+    assert store.get(family, lost) is None
+    assert store.unreadable() > 0
+    store.close()
+    said = [json.loads(line) for line in (home / "quarantine" / UNREADABLE).read_text().splitlines()]
+    assert said[0]["family"] == family.label
+    assert bytes.fromhex(said[0]["start"]) <= lost < bytes.fromhex(said[0]["end"])
+    assert repair(home).kept is not None
+    assert not (home / "quarantine" / UNREADABLE).exists()
+
+
+@pytest.mark.promise("P7")
+@pytest.mark.parametrize("family", [Family.LEASE_CALLS], indirect=True)
+def test_rows_of_other_families_are_not_passed_over(home: Path, family: Family) -> None:
+    store = open_store(home)
+    with pytest.raises(CorruptionError):
+        list(store.scan(family))
+    with pytest.raises(CorruptionError):
+        store.get_many(family, [key(number) for number in range(ROWS)])
+    assert store.unreadable() == 0
+    store.close()
+
+
+@pytest.mark.promise("P7", "P11")
+def test_a_compaction_that_meets_damage_does_not_end_writing(home: Path, family: Family) -> None:
+    store = open_store(home, options=StoreOptions(stall_wait_ms_max=20_000))
+    low = {"level0_file_num_compaction_trigger": "2", "level0_stop_writes_trigger": "6"}
+    store.set_options(low, family)
+    for _ in range(10):
+        batch = Batch()
+        for number in range(0, ROWS, 3):
+            batch.put(family, key(number), os.urandom(50))
+        store.write(batch)
+        store.flush(family)
+    assert store.properties()["background-errors"] > 0
+    assert len(list(islice(store.scan(family, key(0), key(10)), 10))) == 10
+    store.close()
