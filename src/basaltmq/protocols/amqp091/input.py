@@ -88,7 +88,7 @@ class Input:
     def _take(self, taker: Taker) -> bool:
         shares = self._shares
         while True:
-            if self._work is not None and not self._go_on(taker):
+            if self._work is not None and (not self._go_on(taker) or shares.is_over()):
                 return True
             if self._events is None:
                 if not self._reads:

@@ -86,6 +86,19 @@ def test_a_flood_of_binds_is_split_and_another_client_is_answered_meanwhile() ->
     in_world(scenario)
 
 
+@pytest.mark.parametrize("method", [m.QueuePurge(0, "a", True), m.BasicRecoverAsync(True), m.BasicNack(0, True, True)])
+def test_a_flood_of_methods_that_may_take_long_is_split_too(method: m.Method) -> None:
+    async def scenario(world: World) -> None:
+        ticking(world)
+        connection, socket = await opened(world)
+        connection.data_received(encode_method(1, method) * 500 + declare())
+        assert not socket.sent()
+        assert world.server.shares.behind == 1
+        assert await until_answered(world, socket, m.QueueDeclareOk) >= 500 // EVENTS_PER_TURN - 1
+
+    in_world(scenario)
+
+
 def test_many_floods_share_one_turn() -> None:
     async def scenario(world: World) -> None:
         now_s = 0.0
