@@ -10,8 +10,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # More than cores: tests wait for disks and processes half of the time.
 JOBS ?= 3
+# bash has a variable SECONDS of its own, which would reach make from the environment.
+SOAK_SECONDS := $(if $(filter command line,$(origin SECONDS)),$(SECONDS),3600)
 
-.PHONY: help run demo test check format bench coverage-page clean
+.PHONY: help run demo test soak check format bench coverage-page clean
 
 help: ## Show this page
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +34,9 @@ demo: $(READY) ## Publish, consume, archive, audit and report on Spark in ./demo
 test: $(READY) ## Run the checks and every test
 	@$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+soak: $(READY) ## Run a broker under load, kills and damage for an hour (SECONDS=, SEED=, KINDS=)
+	$(BIN)/python -m tests.soak --seconds $(SOAK_SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(KINDS),--kinds $(KINDS))
 
 check: $(READY) ## Lint, types and import direction
 	$(BIN)/ruff check .

@@ -1,0 +1,246 @@
+"""AMQP clients: durable queues, a fan-out, dead letters, transactions, a stream queue, floods, pipelined declares.
+
+Queues of each virtual host (places are `vhost|queue`):
+
+    work        direct, with dead letters to `dead`       fan.1 fan.2   bound to the fan-out exchange `fan`
+    tx.1 tx.2   written to in transactions                big           large messages
+    log         a stream queue                            marks         proves that acks before it were written
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import pika
+import pika.exceptions
+from tests.interop.amqp091.raw import declare, raw_client
+from tests.interop.server import Broker
+from tests.soak.clients import Client, Round
+from tests.soak.ledger import CANCELLED, CONFIRMED, REJECTED, SETTLED, SETTLING, TRIED, Found, Label
+
+QUEUES = ("work", "fan.1", "fan.2", "tx.1", "tx.2", "big")
+STREAM = "log"
+DEAD = "dead"
+MARKS = "marks"
+PERSISTENT = pika.BasicProperties(delivery_mode=2)
+TIMEOUT_S = 30.0
+PREFETCH = 50
+ACKS_PER_MARK = 20
+"""Acks are durable for certain when a later publish of the same channel is confirmed."""
+
+QUIET_S = 10.0
+"""A queue that delivers nothing for so long has nothing more to deliver."""
+
+LARGE_BYTES = 100_000
+HUGE_BYTES = 10_000_000
+PIPELINED = 200
+
+
+def connect(broker: Broker, vhost: str) -> Any:
+    parameters = pika.URLParameters(broker.url("amqp", vhost=quote(vhost, safe="")))
+    parameters.socket_timeout = TIMEOUT_S
+    parameters.blocked_connection_timeout = TIMEOUT_S
+    parameters.heartbeat = 60
+    return pika.BlockingConnection(parameters)
+
+
+@contextlib.contextmanager
+def connected(broker: Broker, vhost: str) -> Iterator[Any]:
+    connection = connect(broker, vhost)
+    try:
+        yield connection
+    finally:
+        with contextlib.suppress(Exception):
+            connection.close()
+
+
+def declare_all(channel: Any) -> None:
+    channel.queue_declare(DEAD, durable=True)
+    channel.queue_declare(MARKS, durable=True, arguments={"x-max-length": 1})
+    channel.exchange_declare("fan", "fanout", durable=True)
+    for name in QUEUES:
+        dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": DEAD} if name == "work" else {}
+        channel.queue_declare(name, durable=True, arguments=dead)
+        if name.startswith("fan."):
+            channel.queue_bind(name, "fan")
+    channel.queue_declare(STREAM, durable=True, arguments={"x-queue-type": "stream"})
+
+
+class _Amqp(Client):
+    expected = (OSError, pika.exceptions.AMQPError, EOFError)
+
+    def __init__(self, turn: Round, name: str, vhost: str) -> None:
+        super().__init__(turn, f"amqp-{name}-{vhost}")
+        self.vhost = vhost
+        self.producer = f"p-{name}-{vhost}".replace(" ", "")
+
+    def place(self, queue: str) -> str:
+        return f"{self.vhost}|{queue}"
+
+
+class Publisher(_Amqp):
+    """Publishes with confirms, in transactions, and in floods."""
+
+    def session(self) -> None:
+        with connected(self.broker, self.vhost) as connection:
+            confirming = connection.channel()
+            declare_all(confirming)
+            confirming.confirm_delivery()
+            transacted = connection.channel()
+            transacted.tx_select()
+            while self.turn.pause(self.random.choice((0.0, 0.005, 0.02))):
+                chance = self.random.random()
+                if chance < 0.80:
+                    self._one(confirming)
+                elif chance < 0.93:
+                    self._transaction(transacted)
+                elif chance < 0.97:
+                    self._flood(confirming, transacted)
+                else:
+                    self._declares()
+
+    def _one(self, channel: Any) -> None:
+        exchange, key, queues = self.random.choice(
+            [("", "work", ("work",)), ("fan", "", ("fan.1", "fan.2")), ("", STREAM, (STREAM,))]
+        )
+        size = self.random.choice((0, 300, 6000)) if exchange or key != STREAM else 200
+        self._publish(channel, exchange, key, queues, size)
+
+    def _publish(self, channel: Any, exchange: str, key: str, queues: tuple[str, ...], size: int) -> None:
+        places = [self.place(queue) for queue in queues]
+        (label,) = self.ledger.next_label(self.producer)
+        self.ledger.mark(places, (label,), TRIED)
+        channel.basic_publish(exchange, key, label.body(size), PERSISTENT)
+        self.ledger.mark(places, (label,), CONFIRMED)
+
+    def _transaction(self, channel: Any, count: int = 0, size: int = 100) -> None:
+        labels = self.ledger.next_label(self.producer + "-tx", count or self.random.randrange(1, 12))
+        places = [self.place("tx.1"), self.place("tx.2")]
+        self.ledger.mark(places, labels, TRIED)
+        is_kept = self.random.random() < 0.8
+        group = [Found(place, label) for label in labels for place in places]
+        if is_kept:
+            self.ledger.groups.append(group)
+        else:
+            self.ledger.mark(places, labels, CANCELLED)
+        for label in labels:
+            for queue in ("tx.1", "tx.2"):
+                channel.basic_publish("", queue, label.body(size), PERSISTENT)
+        if is_kept:
+            channel.tx_commit()
+            self.ledger.mark(places, labels, CONFIRMED)
+            self.ledger.groups.remove(group)
+        else:
+            channel.tx_rollback()
+
+    def _flood(self, confirming: Any, transacted: Any) -> None:
+        kind = self.random.randrange(3)
+        if kind == 0:
+            self._transaction(transacted, 500, 64)
+        elif kind == 1:
+            for _ in range(20):
+                self._publish(confirming, "", "big", ("big",), LARGE_BYTES)
+        else:
+            self._publish(confirming, "", "big", ("big",), HUGE_BYTES)
+
+    def _declares(self) -> None:
+        """Many declares on their way at once; only the default virtual host has a raw client."""
+        if self.vhost != "/":
+            return
+        with raw_client(self.broker.port("amqp")) as client:
+            client.open()
+            for at in range(PIPELINED):
+                client.send(declare(f"pipelined-{at % 50}", exclusive=False))
+            for _ in range(PIPELINED):
+                client.method()
+
+
+class Consumer(_Amqp):
+    """Consumes every queue: acks most messages, requeues some, dead-letters some of `work`."""
+
+    def __init__(self, turn: Round, name: str, vhost: str) -> None:
+        super().__init__(turn, name, vhost)
+        self._acked: list[tuple[str, Label]] = []
+
+    def session(self) -> None:
+        self._acked = []
+        with connected(self.broker, self.vhost) as connection:
+            channel = connection.channel()
+            declare_all(channel)
+            channel.confirm_delivery()
+            channel.basic_qos(prefetch_count=PREFETCH)
+            for queue in (*QUEUES, DEAD):
+                channel.basic_consume(queue, self._taker(queue))
+            while not self.turn.stopping.is_set():
+                connection.process_data_events(time_limit=0.1)
+                if len(self._acked) >= ACKS_PER_MARK:
+                    acked, self._acked = self._acked, []
+                    channel.basic_publish("", MARKS, b"mark", PERSISTENT)
+                    for place, label in acked:
+                        self.ledger.mark((place,), (label,), SETTLED)
+
+    def _taker(self, queue: str) -> Any:
+        def take(channel: Any, method: Any, properties: Any, body: bytes) -> None:
+            label = Label.of(body)
+            place = self.place(origin_of(queue, properties))
+            self.ledger.seen(place, label, self.name)
+            chance = self.random.random()
+            if queue == "work" and chance < 0.1:
+                self.ledger.mark((place,), (label,), REJECTED)
+                channel.basic_reject(method.delivery_tag, requeue=False)
+            elif chance < 0.2:
+                channel.basic_reject(method.delivery_tag, requeue=True)
+            else:
+                self.ledger.mark((place,), (label,), SETTLING)
+                channel.basic_ack(method.delivery_tag)
+                self._acked.append((place, label))
+
+        return take
+
+
+def origin_of(queue: str, properties: Any) -> str:
+    """The queue a message was published to; that of a dead letter is in its headers."""
+    return str((properties.headers or {}).get("x-first-death-queue", queue)) if queue == DEAD else queue
+
+
+def drain(broker: Broker, vhost: str, queue: str, timeout_s: float) -> list[tuple[str, Label]]:
+    """Everything in a queue, in its order, taken by one consumer: (place, label)."""
+    return [
+        (f"{vhost}|{origin_of(queue, properties)}", Label.of(body))
+        for properties, body in _consumed(broker, vhost, queue, {}, timeout_s)
+    ]
+
+
+def read_stream(broker: Broker, vhost: str, timeout_s: float) -> list[tuple[int, Label]]:
+    """Everything in the stream queue: (offset, label)."""
+    return [
+        (properties.headers["x-stream-offset"], Label.of(body))
+        for properties, body in _consumed(broker, vhost, STREAM, {"x-stream-offset": "first"}, timeout_s)
+    ]
+
+
+def _consumed(
+    broker: Broker, vhost: str, queue: str, arguments: dict[str, str], timeout_s: float
+) -> Iterator[tuple[Any, bytes]]:
+    """Properties and body of all messages. Ends early when none comes: the comparison names those that are missing."""
+    until_s = time.monotonic() + timeout_s
+    with connected(broker, vhost) as connection:
+        channel = connection.channel()
+        channel.basic_qos(prefetch_count=500)
+        left = channel.queue_declare(queue, durable=True, passive=True).method.message_count
+        if not left:
+            return
+        for method, properties, body in channel.consume(queue, arguments=arguments, inactivity_timeout=QUIET_S):
+            assert time.monotonic() < until_s, f"{vhost}|{queue} still has {left} messages after {timeout_s:.0f} s"
+            if method is None:
+                break
+            yield properties, body
+            channel.basic_ack(method.delivery_tag)
+            left -= 1
+            if not left:
+                break
+        channel.cancel()

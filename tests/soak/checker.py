@@ -1,0 +1,138 @@
+"""The checker: drains everything a broker holds and compares it with the ledger.
+
+queues      every confirmed message is there once, unless an ack was sent; in the order of its producer
+dead        a rejected message is in its queue or in the dead-letter queue
+streams     offsets are dense; every confirmed record is there once, in the order of its producer
+groups      commits that were answered are there
+store       `store verify` and the audit of rows find nothing
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TypeAlias
+
+from tests.interop.server import ROOT, Broker
+from tests.soak import amqp, embedded, grpc_queues, kafka
+from tests.soak.ledger import Label, Ledger, Place, check_order
+
+from basaltmq.pipeline.audit_store import audit_rows
+from basaltmq.pipeline.findings import Severity
+from basaltmq.streams.view import StreamView
+
+DRAIN_S = 300.0
+"""For one queue or topic."""
+
+COMMAND_S = 600.0
+"""For a command of `basalt`."""
+
+FINDINGS = 2
+DATA_LOSS = 3
+
+Missing: TypeAlias = dict[Place, list[Label]]
+
+
+def vhost_of(place: Place) -> str:
+    """The virtual host of a place; Kafka and gRPC serve the default one."""
+    first = place.split("|", 1)[0]
+    return "/" if first in ("kafka", "grpc") else first
+
+
+def basalt(*arguments: str) -> tuple[int, str]:
+    """Run a command; its exit code and all it said."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("BASALT_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "basaltmq.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=COMMAND_S,
+        check=False,
+        env={**environment, "PYTHONPATH": str(ROOT / "src")},
+    )
+    return done.returncode, done.stdout.decode(errors="replace")
+
+
+def stores_of(data: Path) -> list[Path]:
+    """Every store in a broker's data directory."""
+    return [data / "node" / "store", *sorted((data / "vhosts").glob("*/store"))]
+
+
+def check_stores(stores: list[Path], ledger: Ledger) -> None:
+    """No process has them open. Nothing may be found."""
+    for store in stores:
+        code, said = basalt("--data-dir", str(store), "store", "verify")
+        if code:
+            ledger.problem(f"store verify of {store} ends with {code}: {said[-500:]}")
+            continue
+        with StreamView.open(store) as view:
+            for finding in audit_rows(store, view):
+                if finding.severity is not Severity.NOTE:
+                    ledger.problem(f"audit of {store}: {finding.kind} of {finding.subject}: {finding.said}")
+
+
+def check_audit(data: Path, vhosts: tuple[str, ...], ledger: Ledger) -> None:
+    """The whole audit, which counts records on Spark."""
+    for vhost in vhosts:
+        code, said = basalt("pipeline", "audit", "--data-dir", str(data), "--vhost", vhost)
+        if code in (FINDINGS, DATA_LOSS):
+            ledger.problem(f"pipeline audit of {vhost} ends with {code}: {said[-500:]}")
+
+
+def check_broker(broker: Broker, ledger: Ledger, vhosts: tuple[str, ...]) -> Missing:
+    """Drain what a running broker holds; confirmed messages that are missing, by place."""
+    missing: Missing = {}
+    for vhost in vhosts:
+        found: dict[Place, list[Label]] = {}
+        for queue in (*amqp.QUEUES, amqp.DEAD):
+            drained = amqp.drain(broker, vhost, queue, DRAIN_S)
+            if queue != amqp.DEAD:
+                check_order(ledger, f"{vhost}|{queue}", [label for _, label in drained])
+            for place, label in drained:
+                found.setdefault(place, []).append(label)
+        for queue in amqp.QUEUES:
+            place = f"{vhost}|{queue}"
+            missing[place] = ledger.compare(place, found.get(place, []))
+        place = f"{vhost}|{amqp.STREAM}"
+        missing[place] = check_stream(ledger, place, amqp.read_stream(broker, vhost, DRAIN_S))
+    if "/" in vhosts:
+        missing |= _check_kafka(broker, ledger)
+        missing[grpc_queues.PLACE] = ledger.compare(grpc_queues.PLACE, grpc_queues.drain(broker, DRAIN_S))
+    ledger.check_groups()
+    return {place: labels for place, labels in missing.items() if labels}
+
+
+def _check_kafka(broker: Broker, ledger: Ledger) -> Missing:
+    missing: Missing = {}
+    kafka.check_commits(broker, ledger)
+    for topic, partitions in kafka.PARTITIONS.items():
+        for partition in range(partitions):
+            place = kafka.place_of(topic, partition)
+            records = kafka.read_partition(broker, topic, partition, DRAIN_S)
+            # Offsets of markers and aborted records are not shown.
+            missing[place] = check_stream(ledger, place, records, is_dense=topic == kafka.PLAIN)
+    return missing
+
+
+def check_stream(
+    ledger: Ledger, place: Place, records: list[tuple[int, Label]], *, is_dense: bool = True
+) -> list[Label]:
+    """Confirmed records that are missing."""
+    offsets = [offset for offset, _ in records]
+    if is_dense and offsets != list(range(len(offsets))):
+        gap = next(at for at, offset in enumerate(offsets) if at != offset)
+        ledger.problem(f"{place}: offset {gap} is missing; {offsets[gap]} follows {gap - 1}")
+    labels = [label for _, label in records]
+    check_order(ledger, place, labels)
+    return ledger.compare(place, labels, destructive=False)
+
+
+def check_embedded(path: Path, ledger: Ledger) -> Missing:
+    messages, records = embedded.drain(path, DRAIN_S)
+    found = {
+        embedded.QUEUE_PLACE: ledger.compare(embedded.QUEUE_PLACE, messages),
+        embedded.TOPIC_PLACE: check_stream(ledger, embedded.TOPIC_PLACE, records),
+    }
+    return {place: labels for place, labels in found.items() if labels}

@@ -1,0 +1,181 @@
+"""The ledger: what every client knows about every message, and what follows from it.
+
+A message has a place (virtual host and queue, or topic), a producer and a number that the producer counts up. The
+ledger keeps one byte per message and place, so an hour of load costs some megabytes.
+
+    TRIED       the producer sent it
+    CONFIRMED   the broker confirmed it: it must not be lost
+    SETTLING    a consumer sent an ack: it may or may not come again
+    SETTLED     the ack is known to be written: it must not come again
+    SEEN        a reader got it at least once
+    CANCELLED   its transaction was rolled back: nobody may see it
+    REJECTED    a consumer dead-lettered it: it is in its queue or in the dead-letter queue
+
+Every violation is a text in `problems`. Clients call `seen` for each delivery, so most are found while they happen.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TypeAlias
+
+TRIED = 1
+CONFIRMED = 2
+SETTLING = 4
+SETTLED = 8
+SEEN = 16
+CANCELLED = 32
+REJECTED = 64
+
+PROBLEMS_MAX = 50
+"""Problems kept: the first ones tell the cause."""
+
+Place: TypeAlias = str
+
+
+class Label(NamedTuple):
+    """One message."""
+
+    producer: str
+    number: int
+
+    def body(self, size_bytes: int = 0) -> bytes:
+        return f"{self.producer} {self.number} ".encode().ljust(size_bytes, b".")
+
+    @classmethod
+    def of(cls, body: bytes) -> Label:
+        producer, number, _ = body[:100].split(b" ", 2)
+        return cls(producer.decode(), int(number))
+
+
+class Found(NamedTuple):
+    """A message that the final drain found."""
+
+    place: Place
+    label: Label
+
+
+class Ledger:
+    """What is known. Safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.groups: list[list[Found]] = []
+        """Messages that were sent in one transaction whose outcome is not known: all of them exist, or none."""
+        self.committed: dict[tuple[str, int], int] = {}
+        """Offsets that a consumer group has committed, by topic and partition."""
+        self._states: dict[tuple[Place, str], bytearray] = {}
+        self._next: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def problem(self, text: str) -> None:
+        with self._lock:
+            if len(self.problems) < PROBLEMS_MAX and text not in self.problems:
+                self.problems.append(text)
+
+    def next_label(self, producer: str, count: int = 1) -> list[Label]:
+        with self._lock:
+            first = self._next.get(producer, 0)
+            self._next[producer] = first + count
+        return [Label(producer, first + at) for at in range(count)]
+
+    def next_number(self, producer: str) -> int:
+        """The first number that a producer in another process has not used."""
+        return self._next.get(producer, 0)
+
+    def reached(self, producer: str, number: int) -> None:
+        with self._lock:
+            self._next[producer] = max(number, self._next.get(producer, 0))
+
+    def mark(self, places: Iterable[Place], labels: Iterable[Label], state: int) -> None:
+        with self._lock:
+            labels = list(labels)
+            for place in places:
+                for label in labels:
+                    states = self._states.setdefault((place, label.producer), bytearray())
+                    if len(states) <= label.number:
+                        states.extend(bytes(max(1024, label.number + 1 - len(states))))
+                    states[label.number] |= state
+
+    def state(self, place: Place, label: Label) -> int:
+        states = self._states.get((place, label.producer), b"")
+        return states[label.number] if label.number < len(states) else 0
+
+    def seen(self, place: Place, label: Label, where: str) -> None:
+        """A reader got a message; a problem if it cannot exist, or not any more."""
+        state = self.state(place, label)
+        if not state & TRIED:
+            self.problem(f"{where}: {label} of {place} was never sent there")
+        elif state & CANCELLED:
+            self.problem(f"{where}: {label} of {place} was rolled back and is there")
+        elif state & SETTLED:
+            self.problem(f"{where}: {label} of {place} came again after its ack was written")
+        self.mark((place,), (label,), SEEN)
+
+    def snapshot(self) -> Ledger:
+        """The same as it is at this moment, without problems."""
+        copy = Ledger()
+        with self._lock:
+            copy.groups = [list(group) for group in self.groups]
+            copy.committed = dict(self.committed)
+            copy._states = {key: bytearray(states) for key, states in self._states.items()}
+            copy._next = dict(self._next)
+        return copy
+
+    def places(self) -> set[Place]:
+        return {place for place, _ in self._states}
+
+    def messages(self, place: Place) -> Iterator[tuple[Label, int]]:
+        """Every message of a place with its state."""
+        for (its_place, producer), states in sorted(self._states.items()):
+            if its_place == place:
+                for number, state in enumerate(states):
+                    if state:
+                        yield Label(producer, number), state
+
+    def counts(self) -> dict[str, int]:
+        """How many messages were confirmed and how many settled."""
+        found: Counter[int] = Counter()
+        for states in list(self._states.values()):
+            found.update(Counter(bytes(states)))
+        return {
+            "confirmed": sum(count for state, count in found.items() if state & CONFIRMED),
+            "settled": sum(count for state, count in found.items() if state & SETTLED),
+        }
+
+    def compare(self, place: Place, found: Iterable[Label], *, destructive: bool = True) -> list[Label]:
+        """Compare with a drain of a place; confirmed messages that are missing.
+
+        `destructive`: consumers take messages away, so a message whose ack was sent may be missing.
+        """
+        drained: dict[Label, int] = {}
+        for label in found:
+            drained[label] = drained.get(label, 0) + 1
+            self.seen(place, label, "final drain")
+        for label, count in drained.items():
+            if count > 1:
+                self.problem(f"final drain: {label} of {place} is there {count} times")
+        missing = []
+        for label, state in self.messages(place):
+            is_taken = destructive and state & (SETTLING | SETTLED)
+            if state & CONFIRMED and not is_taken and label not in drained:
+                missing.append(label)
+        return missing
+
+    def check_groups(self) -> None:
+        """Transactions of unknown outcome: all or nothing."""
+        for group in self.groups:
+            there = [each for each in group if self.state(each.place, each.label) & SEEN]
+            if there and len(there) != len(group):
+                self.problem(f"a transaction is there in part: {len(there)} of {len(group)}, such as {there[0]}")
+
+
+def check_order(ledger: Ledger, place: Place, found: Iterable[Label]) -> None:
+    """Messages of each producer must be in the order in which they were sent."""
+    last: dict[str, int] = {}
+    for producer, number in found:
+        if number < last.get(producer, -1):
+            ledger.problem(f"{place}: {producer} {number} comes after {last[producer]}")
+        last[producer] = max(number, last.get(producer, -1))

@@ -1,0 +1,91 @@
+"""The ledger finds what it is there for."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from tests.soak.checker import check_stream
+from tests.soak.corruption import ACTIONS, FLIP, REMOVE, TRUNCATE, chosen_kinds, harm
+from tests.soak.ledger import CANCELLED, CONFIRMED, SETTLED, SETTLING, TRIED, Found, Label, Ledger, check_order
+
+PLACE = "/|work"
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    """0 and 1 confirmed, 2 acked for certain, 3 perhaps, 4 rolled back, 5 sent without an answer."""
+    made = Ledger()
+    labels = made.next_label("p", 6)
+    made.mark((PLACE,), labels, TRIED)
+    made.mark((PLACE,), labels[:4], CONFIRMED)
+    made.mark((PLACE,), labels[2:4], SETTLING)
+    made.mark((PLACE,), labels[2:3], SETTLED)
+    made.mark((PLACE,), labels[4:5], CANCELLED)
+    return made
+
+
+def label(number: int) -> Label:
+    return Label("p", number)
+
+
+@pytest.mark.parametrize("found", [(0, 1), (0, 1, 3), (0, 1, 3, 5)])
+def test_what_may_be_found_is_no_problem(ledger: Ledger, found: tuple[int, ...]) -> None:
+    assert ledger.compare(PLACE, map(label, found)) == []
+    assert ledger.problems == []
+
+
+def test_a_lost_message_is_missing(ledger: Ledger) -> None:
+    assert ledger.compare(PLACE, [label(1)]) == [label(0)]
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ((0, 1, 2), "came again after its ack was written"),
+        ((0, 1, 4), "was rolled back"),
+        ((0, 1, 1), "2 times"),
+        ((0, 1, 9), "never sent"),
+    ],
+)
+def test_what_must_not_be_found_is_a_problem(ledger: Ledger, found: tuple[int, ...], said: str) -> None:
+    ledger.compare(PLACE, map(label, found))
+    assert said in "\n".join(ledger.problems)
+
+
+def test_order_gaps_and_parts_of_transactions_are_problems(ledger: Ledger) -> None:
+    check_order(ledger, PLACE, [label(1), label(0)])
+    check_stream(ledger, PLACE, [(0, label(0)), (2, label(1))])
+    ledger.groups.append([Found(PLACE, label(0)), Found(PLACE, label(5))])
+    ledger.check_groups()
+    said = "\n".join(ledger.problems)
+    assert "0 comes after 1" in said
+    assert "offset 1 is missing" in said
+    assert "in part: 1 of 2" in said
+
+
+def test_a_body_carries_its_label_whatever_its_size() -> None:
+    for size in (0, 10, 100_000):
+        assert Label.of(Label("p-1", 12).body(size)) == Label("p-1", 12)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_file_is_damaged_as_asked(tmp_path: Path, action: str) -> None:
+    path = tmp_path / "file"
+    before = b"content" * 10 + bytes(100)
+    path.write_bytes(before)
+    harm(path, action, random.Random(1))
+    if action == REMOVE:
+        assert not path.exists()
+    else:
+        after = path.read_bytes()
+        assert len(after) < len(before) if action == TRUNCATE else len(after) == len(before)
+        assert action != FLIP or sum(a != b for a, b in zip(after[:70], before[:70], strict=True)) == 1
+
+
+def test_kinds_are_chosen_by_name() -> None:
+    assert "sst" in chosen_kinds("all")
+    assert chosen_kinds("wal,blob") == ("wal", "blob")
+    with pytest.raises(SystemExit, match="no kind 'nope'"):
+        chosen_kinds("nope")
