@@ -10,6 +10,7 @@ from tests.conformance.stream_engines import ENGINES, Rig, offsets
 
 from basaltmq.errors import TimestampRangeError
 from basaltmq.log import record as record_module
+from basaltmq.log.columnar import ColumnBatch
 from basaltmq.log.record import TIMESTAMP_MS_MAX, Record
 
 
@@ -76,6 +77,15 @@ def test_a_time_that_was_stored_before_the_limit_is_shown_as_the_last_one(
         rows = found.arrow()
         assert rows.column("timestamp").cast("int64").to_pylist() == [5, TIMESTAMP_MS_MAX, 7]
         assert rows.to_pylist()[1]["expire_at"].year == 9999
+
+
+@pytest.mark.spec("B2")
+def test_a_batch_of_columns_is_checked_too(rig: Rig) -> None:
+    shard = rig.shard()
+    for wrong in (TIMESTAMP_MS_MAX + 1, -2):
+        columns = ColumnBatch.from_records([Record(b"x", timestamp_ms=wrong), Record(b"y", timestamp_ms=1)], 0)
+        with pytest.raises(TimestampRangeError):
+            rig.engine.batch_write(shard, columns)
 
 
 @pytest.mark.spec("B10")

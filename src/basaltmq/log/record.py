@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from basaltmq.errors import InvalidArgumentError, LimitExceededError, TimestampRangeError
 
@@ -94,14 +94,25 @@ def check_record(record: Record, record_bytes_max: int = RECORD_BYTES_MAX) -> in
         size += _check_tags(record.tags)
     if record.headers:
         size += _check_headers(record.headers)
-    _check_time("timestamp_ms", record.timestamp_ms, UNSTAMPED)
-    _check_time("expire_at_ms", record.expire_at_ms, NEVER)
+    check_time("timestamp_ms", record.timestamp_ms, UNSTAMPED)
+    check_time("expire_at_ms", record.expire_at_ms, NEVER)
     if size > record_bytes_max:
         raise LimitExceededError(
             f"a record of {size} bytes is over the limit of {record_bytes_max}; split it, store it elsewhere and "
             "send a reference, or raise record_bytes_max"
         )
     return size
+
+
+def clamped(record: StoredRecord) -> StoredRecord:
+    """The record with times that may be stored: an older version took any."""
+    if record.timestamp_ms <= TIMESTAMP_MS_MAX and record.expire_at_ms <= TIMESTAMP_MS_MAX:
+        return record
+    return structs.replace(
+        record,
+        timestamp_ms=min(record.timestamp_ms, TIMESTAMP_MS_MAX),
+        expire_at_ms=min(record.expire_at_ms, TIMESTAMP_MS_MAX),
+    )
 
 
 def _check_tags(tags: tuple[bytes, ...]) -> int:
@@ -145,7 +156,8 @@ def _check_headers(headers: Headers) -> int:
     return size
 
 
-def _check_time(name: str, time_ms: int, least: int) -> None:
+def check_time(name: str, time_ms: int, least: int) -> None:
+    """Refuse a time that is no number, or that readers cannot represent."""
     if type(time_ms) is not int:
         raise InvalidArgumentError(f"{name} must be an int of milliseconds, not {type(time_ms).__name__}")
     if not least <= time_ms <= TIMESTAMP_MS_MAX:

@@ -22,6 +22,7 @@ from typing import Final
 import msgspec
 
 from basaltmq.errors import InvalidArgumentError, InvalidConfigError, StorageError
+from basaltmq.log.record import clamped
 from basaltmq.store.batch import Batch
 from basaltmq.streams.adapter import StorageAdapter
 from basaltmq.streams.drivers import Engines
@@ -180,7 +181,7 @@ class Migration:
             batch = source.read_by_offset(number, max(at, start), min(records_max - copied, 10_000), READ_BYTES)
             if batch.next_offset <= at:
                 break
-            records = batch.records()
+            records = [clamped(record) for record in batch.records()]
             append = target.append_at(copy, records, batch.next_offset)
             target.wait(append)
             at = batch.next_offset

@@ -7,7 +7,7 @@ from typing import Final
 
 from basaltmq.errors import LimitExceededError
 from basaltmq.log.columnar import OFFSET_DELTAS, ColumnBatch
-from basaltmq.log.record import StoredRecord
+from basaltmq.log.record import TIMESTAMP_MS_MAX, UNSTAMPED, StoredRecord, check_time
 from basaltmq.streams.adapter import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, Records, check_batch
 
 DELTA_MAX: Final = (1 << 31) - 1
@@ -24,6 +24,7 @@ def as_columns(records: Records, now_ms: int, record_bytes_max: int) -> ColumnBa
         size_bytes <= record_bytes_max
         and records.count <= BATCH_RECORDS_MAX
         and records.timestamp_min_ms >= 0
+        and records.timestamp_max_ms <= TIMESTAMP_MS_MAX
         and OFFSET_DELTAS not in records.extents
     ):
         return records
@@ -37,6 +38,8 @@ def as_columns(records: Records, now_ms: int, record_bytes_max: int) -> ColumnBa
                 f"a batch of {size_bytes} bytes is over the limit of {BATCH_BYTES_MAX}; write it in parts"
             )
         records.check_sizes(record_bytes_max)
+    check_time("timestamp_ms", records.timestamp_min_ms, UNSTAMPED)
+    check_time("timestamp_ms", records.timestamp_max_ms, UNSTAMPED)
     if records.timestamp_min_ms < 0:
         records = records.stamped(now_ms)
     if OFFSET_DELTAS in records.extents:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from tests.conformance.stream_engines import FakeClock
 
+import basaltmq
+from basaltmq.log import record as record_module
 from basaltmq.log.record import Record
 from basaltmq.store.api import Store
 from basaltmq.store.open import open_store
@@ -106,3 +108,15 @@ def test_what_nobody_has_waited_for_is_carried_over(opened: Opened) -> None:
     plane.migration.run("orders", Engine.ROCKSDB)
     plane.drivers.wait(append)
     assert everything(plane, 0) == [(number, b"%d" % number) for number in range(2_500)]
+
+
+def test_a_time_that_an_older_version_stored_does_not_stop_a_migration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with basaltmq.open(tmp_path) as db:
+        with monkeypatch.context() as older:
+            older.setattr(record_module, "TIMESTAMP_MS_MAX", (1 << 63) - 1)
+            db.topic("old", engine="rocksdb").append([Record(b"x", timestamp_ms=(1 << 63) - 1)])
+        db.streams.migration.run("old", Engine.SEGMENT)
+        (moved,) = db.topic("old").read()
+        assert (moved.value, moved.timestamp_ms) == (b"x", record_module.TIMESTAMP_MS_MAX)
