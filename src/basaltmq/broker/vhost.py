@@ -167,7 +167,7 @@ class VHost:
         self.clock.start(self._loop)
         for queue in self.queues:
             if queue.is_stream:
-                self._spooled(queue)
+                self._loop.call_soon(self._move_spooled, queue)
 
     @property
     def is_up(self) -> bool:
