@@ -66,7 +66,7 @@ def build(path: Path, killed: Path, seed: int, size: int = 100) -> Ledger:
     ledger = Ledger()
     with basaltmq.open(path, settings=QUIET) as db:
         for name in QUEUES:
-            db.queue(name, **({"dedup_window_ms": HOUR_MS} if name == "once" else {}))
+            db.queue(name, dedup_window_ms=HOUR_MS if name == "once" else None)
         for name, engine in TOPICS.items():
             db.topic(name, partitions=PARTITIONS, engine=engine)
         for step in range(3):
@@ -88,7 +88,9 @@ def _fill(db: Basalt, rng: random.Random, size: int, step: int, ledger: Ledger) 
         return rng.randbytes(rng.randint(least, most))
 
     db.queue("plain").enqueue([body(100, 300) for _ in range(3 * size)])
-    fair = [Draft(payload=body(50, 200), fairness_key=f"key-{n % 7}", weight=1 + n % 3) for n in range(size)]
+    fair: list[bytes | str | Draft] = [
+        Draft(payload=body(50, 200), fairness_key=f"key-{n % 7}", weight=1 + n % 3) for n in range(size)
+    ]
     db.queue("fair").enqueue(fair)
     db.queue("late").enqueue([Draft(payload=body(50, 100), delay_ms=HOUR_MS + n) for n in range(size)])
     db.queue("brief").enqueue([Draft(payload=body(50, 100), ttl_ms=HOUR_MS + n) for n in range(size // 2)])
@@ -127,7 +129,7 @@ def records(db: Basalt) -> Iterator[tuple[tuple[str, int, int], bytes]]:
     for name in TOPICS:
         for partition in range(PARTITIONS):
             for record in db.topic(name, create=False).read(partition):
-                yield (name, partition, record.offset), bytes(record.value)
+                yield (name, partition, record.offset), record.value or b""
 
 
 KINDS: Final = (

@@ -163,7 +163,7 @@ class SegmentCleaner:
             for offset, time_ms in places
             if time_ms != NEVER and time_ms <= now_ms and offset >= state.start_offset
         ]
-        gone = engine.deleteoffsets_of(state, expired)
+        gone = engine.delete_offsets(state, expired)
         deleted = engine.index.deleted(state.number, entry.base_offset, entry.last_offset)
         if 2 * len(deleted) >= batch.count:
             current = engine.index.entry(state.number, entry.last_offset)

@@ -11,15 +11,8 @@ from tests.unit.queues.conftest import NOWHERE, Clock, Planes, TestStore, payloa
 
 from basaltmq.errors import CorruptionError, QueueNotFoundError, StaleLeaseError, StoreStalledError
 from basaltmq.queues.backing import TRANSIENT, Entry
-from basaltmq.queues.leases import (
-    EXPIRY_PAGE,
-    HEAP_SLACK,
-    LeaseCall,
-    LeaseExpiry,
-    Tokens,
-    decode_lease_call,
-    encode_lease_call,
-)
+from basaltmq.queues.lease_expiry import EXPIRY_PAGE, HEAP_SLACK, LeaseExpiry
+from basaltmq.queues.leases import LeaseCall, Tokens, decode_lease_call, encode_lease_call
 from basaltmq.queues.plain import Plain
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.batch import Batch
