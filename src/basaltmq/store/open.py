@@ -55,13 +55,14 @@ def open_store(
         cut_tails(directory, torn, report)
         end_checkpoint(path)
         database = database_options(options)
+        unreadable = Unreadable(path)
         try:
-            db = Rdict(str(directory.database), database, family_options(options))
+            db = Rdict(str(directory.database), database, family_options(options, unreadable.families))
         except Exception as error:
             meaning = translate(error, path)
             raise sealer.blame(meaning) if isinstance(meaning, CorruptionError) else meaning from error
         synced = SyncedFile(path, report)
-        store = RocksStore(path, db, options, database, sealer=sealer, synced=synced, unreadable=Unreadable(path))
+        store = RocksStore(path, db, options, database, sealer=sealer, synced=synced, unreadable=unreadable)
         # RocksDB syncs the names in its directory, but not the name of the directory.
         sync_directory(path)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,10 @@ BLOOM_BITS_PER_KEY: Final = 10
 
 DELETION_WINDOW: Final = 1024
 """Entries looked at together by the collector that compacts files full of tombstones."""
+
+
+FILES_ANY: Final = 1_000_000
+"""More files of level 0 than there can be: writes are never held for want of compaction."""
 
 
 class SharedMemory:
@@ -64,9 +69,7 @@ def database_options(options: StoreOptions, *, log_directory: Path | None = None
     db.set_write_buffer_manager(options.memory.write_buffers)
     db.set_keep_log_file_num(4)
     db.set_max_log_file_size(4 * MIB)
-    # With them, a compaction that meets a damaged block would end all writing. What they check at open, we check before
-    # (`log_checks`).
-    db.set_paranoid_checks(False)
+    db.set_paranoid_checks(True)
     # The statistics thread writes to the log every ten minutes; nobody reads it there.
     db.set_stats_dump_period_sec(0)
     if strict_wal:
@@ -80,11 +83,20 @@ def database_options(options: StoreOptions, *, log_directory: Path | None = None
     return db
 
 
-def family_options(options: StoreOptions) -> dict[str, Options]:
-    """Options of every family but the default one, which RocksDB insists on and we leave empty."""
-    return {
+def family_options(options: StoreOptions, damaged: Collection[str] = ()) -> dict[str, Options]:
+    """Options of every family but the default one, which RocksDB insists on and we leave empty.
+
+    Those that are `damaged` are not compacted (see `unreadable`).
+    """
+    found = {
         family.label: _profile_options(family.profile, options) for family in Family if family is not Family.DEFAULT
     }
+    for label in damaged:
+        if label in found:
+            found[label].set_disable_auto_compactions(True)
+            found[label].set_level_zero_slowdown_writes_trigger(FILES_ANY)
+            found[label].set_level_zero_stop_writes_trigger(FILES_ANY)
+    return found
 
 
 def _profile_options(profile: Profile, options: StoreOptions) -> Options:

@@ -60,7 +60,7 @@ from basaltmq.store.rocks_errors import translate
 from basaltmq.store.rocks_properties import DATABASE_PROPERTIES, PROPERTIES
 from basaltmq.store.seals import Sealer
 from basaltmq.store.synced import SyncedFile
-from basaltmq.store.unreadable import PASSED_OVER, Unreadable, relax, scan_past
+from basaltmq.store.unreadable import NOT_COMPACTED, PASSED_OVER, Unreadable, scan_past
 from basaltmq.store.verify import verify, verify_open
 
 CLOSE_WAIT_S: Final = 60.0
@@ -98,11 +98,12 @@ class RocksStore:
         self._sealer = sealer
         self._synced = synced
         self._unreadable = unreadable
-        self._is_relaxed = False
         self._logged_sequence = 0
         """The sequence number of the last logged row change, unless the last write was a logged one."""
         self._was_logged = False
         self._families = families_of(db)
+        if unreadable is not None:
+            unreadable.stop_compaction = lambda family: self._families[family].set_options(NOT_COMPACTED)
         self._handles = [] if self._read_only else [db.get_column_family_handle(f.label) for f in Family]
         self._lock = threading.Lock()
         self._close_lock = threading.Lock()
@@ -318,9 +319,9 @@ class RocksStore:
         while True:
             meaning = self._meaning(error)
             if not isinstance(meaning, StoreStalledError):
+                self._note_damage(meaning)
                 self.poison(meaning)
                 raise meaning from error
-            self._go_on_without_compaction()
             if time.monotonic() + pause_s > deadline:
                 raise meaning from error
             time.sleep(pause_s)
@@ -335,12 +336,6 @@ class RocksStore:
                     return
                 except Exception as again:
                     error = again
-
-    def _go_on_without_compaction(self) -> None:
-        """Compaction that fails at a damaged block must not stall writes."""
-        if not self._is_relaxed and self._db.property_int_value(DATABASE_PROPERTIES["background-errors"]):
-            self._is_relaxed = True
-            relax(self.path, self._families)
 
     def sync(self) -> None:
         with self._lock:
@@ -389,7 +384,6 @@ class RocksStore:
             failure: BasaltError | None = None
             try:
                 if sound:
-                    self._go_on_without_compaction()
                     for family in self._families:
                         family.flush(True)
             except Exception as error:
@@ -457,7 +451,6 @@ class RocksStore:
 
     def flush(self, family: Family | None = None, *, wait: bool = True) -> None:
         self._require_writable()
-        self._go_on_without_compaction()
         try:
             for each in self._chosen(family):
                 each.flush(wait)
@@ -482,11 +475,15 @@ class RocksStore:
 
     def compact(self, family: Family | None = None) -> None:
         self._require_writable()
+        if self._unreadable is not None:
+            self._unreadable.require_none(family)
         try:
             for each in self._chosen(family):
                 each.compact_range(None, None)
         except Exception as error:
-            raise self._meaning(error) from error
+            meaning = self._meaning(error)
+            self._note_damage(meaning)
+            raise meaning from error
 
     def properties(self, family: Family | None = None) -> dict[str, int]:
         chosen = self._chosen(family)
@@ -584,8 +581,14 @@ class RocksStore:
     def _fail(self, error: Exception) -> NoReturn:
         """Memory and disk may differ from here on."""
         meaning = self._meaning(error)
+        self._note_damage(meaning)
         self.poison(meaning)
         raise meaning from error
+
+    def _note_damage(self, error: BasaltError) -> None:
+        """A background job met a table that cannot be read: its family is not compacted from the next open on."""
+        if self._unreadable is not None and isinstance(error, CorruptionError):
+            self._unreadable.table(str(error))
 
 
 def families_of(db: Rdict) -> list[Rdict]:

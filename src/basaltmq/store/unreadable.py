@@ -9,27 +9,34 @@ passed over is recorded once, before reading goes on:
 Reads of all other families raise: a configuration or a lease that cannot be read must not look like one that does not
 exist.
 
+Compaction must not meet the damage: RocksDB ends all writing when it does. So a family in which anything was passed
+over is not compacted any more, which makes reads slower and never holds writes. If compaction meets the damage first,
+that write fails and poisons the store; the table is recorded, and the next open does not compact its family.
+
 Where reading goes on is found by bisection over keys (`salvage.reading`): a few hundred seeks for a block. Rows that
 other tables have in the same key range are passed over too; a repair finds them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 from rocksdict import Rdict, ReadOptions
 
 from basaltmq.errors import CorruptionError
-from basaltmq.store.directory import QUARANTINE, make_directory, sync_directory
-from basaltmq.store.families import Family
+from basaltmq.store.directory import DATABASE, QUARANTINE, make_directory, sync_directory
+from basaltmq.store.families import BY_LABEL, Family
+from basaltmq.store.options import FILES_ANY
 from basaltmq.store.rocks_cursor import Cursor
+from basaltmq.store.salvage.files import table_family
 from basaltmq.store.salvage.reading import after_block, fault_of
 
 UNREADABLE: Final = "unreadable.jsonl"
@@ -40,13 +47,12 @@ PASSED_OVER: Final = frozenset({Family.MESSAGES, Family.DELAYED, Family.BODIES})
 RANGES_MAX: Final = 10_000
 """Ranges recorded by one open store, about 200 bytes each; beyond it they are passed over and counted only."""
 
-_NEVER_STALL: Final = {
-    "level0_slowdown_writes_trigger": "1000000",
-    "level0_stop_writes_trigger": "1000000",
-    "soft_pending_compaction_bytes_limit": "0",
-    "hard_pending_compaction_bytes_limit": "0",
+NOT_COMPACTED: Final = {
+    "disable_auto_compactions": "true",
+    "level0_slowdown_writes_trigger": str(FILES_ANY),
+    "level0_stop_writes_trigger": str(FILES_ANY),
 }
-"""Options that can change while a store is open; 0 stands for no limit."""
+"""Options of a family that is damaged, while the store is open."""
 
 _log: Final = logging.getLogger("basaltmq.store")
 
@@ -57,9 +63,48 @@ class Unreadable:
     def __init__(self, directory: Path) -> None:
         self._path = directory / QUARANTINE / UNREADABLE
         self._lock = threading.Lock()
-        self._known: set[tuple[Family, bytes]] = set()
+        self._known: set[tuple[str, bytes]] = set()
         self.count = 0
         """Ranges met since the store was opened."""
+        self._database = directory / DATABASE
+        self.stop_compaction: Callable[[Family], None] | None = None
+        self.families = self._read()
+        """Labels of the damaged families."""
+        if self.families:
+            _log.error(
+                "the store at %s is damaged; %s: not compacted until it is repaired (basalt store repair)",
+                directory,
+                ", ".join(sorted(self.families)),
+            )
+
+    def _read(self) -> set[str]:
+        try:
+            lines = self._path.read_bytes().splitlines()
+        except OSError:
+            return set()
+        found = set()
+        for line in lines:
+            # A crash may have cut the last one.
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                found.add(str(json.loads(line)["family"]))
+        return found
+
+    def require_none(self, family: Family | None) -> None:
+        """Refuse to compact what is damaged."""
+        damaged = self.families if family is None else self.families & {family.label}
+        if damaged:
+            raise CorruptionError(
+                f"rows of {', '.join(sorted(damaged))} cannot be read, so they cannot be compacted; repair the store"
+            )
+
+    def table(self, fault: str) -> None:
+        """A background job met a table that cannot be read."""
+        name = fault_of(fault)
+        if name.endswith(".sst"):
+            with contextlib.suppress(OSError):
+                label, _ = table_family(self._database / name)
+                if label:
+                    self.range(BY_LABEL[label], b"", None, fault)
 
     def row(self, family: Family, key: bytes, why: str) -> None:
         """A row cannot be read."""
@@ -68,12 +113,12 @@ class Unreadable:
     def range(self, family: Family, start: bytes, end: bytes | None, why: str) -> None:
         """Record a range, once."""
         with self._lock:
-            if (family, start) in self._known:
+            if (family.label, start) in self._known:
                 return
             self.count += 1
             if len(self._known) >= RANGES_MAX:
                 return
-            self._known.add((family, start))
+            self._known.add((family.label, start))
             said = {
                 "at_ms": time.time_ns() // 1_000_000,
                 "family": family.label,
@@ -85,6 +130,12 @@ class Unreadable:
                 self._append(json.dumps(said))
             except OSError as error:
                 _log.error("%s could not be written: %s", self._path, error)
+            if family.label not in self.families:
+                self.families.add(family.label)
+                if self.stop_compaction is not None:
+                    with contextlib.suppress(Exception):
+                        # The store may be on its way down.
+                        self.stop_compaction(family)
         _log.error(
             "rows of family %s from key %s on cannot be read and are passed over: %s; "
             "verify the store, and repair it (basalt store repair)",
@@ -104,17 +155,6 @@ class Unreadable:
             os.close(fd)
         if is_new:
             sync_directory(self._path.parent)
-
-
-def relax(path: Path, families: Sequence[Rdict]) -> None:
-    """Stop holding writes until compaction catches up: it fails at a damaged block, again and again."""
-    _log.error(
-        "the store at %s is damaged and cannot be compacted; writes go on, reads get slower: "
-        "verify it, and repair it (basalt store repair)",
-        path,
-    )
-    for family in families:
-        family.set_options(_NEVER_STALL)
 
 
 def scan_past(

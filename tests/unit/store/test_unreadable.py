@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from basaltmq.errors import CorruptionError
+from basaltmq.errors import CorruptionError, StorePoisonedError
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_store
 from basaltmq.store.options import StoreOptions
 from basaltmq.store.ranges import read_pieces, read_ranges
 from basaltmq.store.repair import repair
+from basaltmq.store.rocks import RocksStore
 from basaltmq.store.unreadable import UNREADABLE
 
 ROWS = 1000
@@ -83,17 +83,48 @@ def test_rows_of_other_families_are_not_passed_over(home: Path, family: Family) 
     store.close()
 
 
+def compact_all(store: RocksStore, family: Family) -> None:
+    fill(store, family)
+    store.compact(family)
+    fill(store, family)
+
+
 @pytest.mark.promise("P7", "P11")
-def test_a_compaction_that_meets_damage_does_not_end_writing(home: Path, family: Family) -> None:
-    store = open_store(home, options=StoreOptions(stall_wait_ms_max=20_000))
-    low = {"level0_file_num_compaction_trigger": "2", "level0_stop_writes_trigger": "6"}
-    store.set_options(low, family)
-    for _ in range(10):
+@pytest.mark.parametrize("family", [Family.MESSAGES], indirect=True)
+def test_a_family_that_was_found_damaged_is_written_and_not_compacted(home: Path, family: Family) -> None:
+    store = open_store(home)
+    assert len(list(store.scan(family))) < ROWS
+    fill(store, family)
+    assert store.properties()["background-errors"] == 0
+    with pytest.raises(CorruptionError, match="repair"):
+        store.compact()
+    store.close()
+    store = open_store(home)
+    fill(store, family)
+    assert store.properties()["background-errors"] == 0
+    store.close()
+
+
+def fill(store: RocksStore, family: Family) -> None:
+    for _ in range(8):
         batch = Batch()
         for number in range(0, ROWS, 3):
             batch.put(family, key(number), os.urandom(50))
         store.write(batch)
         store.flush(family)
-    assert store.properties()["background-errors"] > 0
-    assert len(list(islice(store.scan(family, key(0), key(10)), 10))) == 10
+
+
+@pytest.mark.promise("P7", "P11")
+def test_a_compaction_that_meets_damage_first_ends_writing_once(home: Path, family: Family) -> None:
+    store = open_store(home, options=StoreOptions(stall_wait_ms_max=20_000))
+    with pytest.raises((CorruptionError, StorePoisonedError)):
+        compact_all(store, family)
+    store.close()
+    store = open_store(home)
+    fill(store, family)
+    assert store.properties()["background-errors"] == 0
+    store.close()
+    assert repair(home).remaining == []
+    store = open_store(home)
+    store.compact()
     store.close()
