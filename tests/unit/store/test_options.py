@@ -56,7 +56,7 @@ def test_settings_of_the_database_reach_it(tmp_path: Path) -> None:
     assert database["max_open_files"] == "77"
     assert database["max_total_wal_size"] == str(9 * MIB)
     assert database["max_background_jobs"] == "3"
-    assert database["paranoid_checks"] == "false"
+    assert database["paranoid_checks"] == "true"
 
 
 @pytest.mark.promise("P8", "P9")
