@@ -36,6 +36,7 @@ NAMES = {
     "partition": "0",
     "batch": "0",
     "file": FILE,
+    "id": "ff" * 16,
     "protocol": "amqp",
     "within": "1",
     "unit": "days",
@@ -183,8 +184,8 @@ def test_an_administrator_with_permissions_may_use_every_route(broker: Broker) -
         if where.startswith(("/api/permissions/", "/api/topic-permissions/")) and method == "DELETE":
             continue
         status, said = ask(broker, method, where, "guest", "guest")
-        # These need a query, or a file that is one.
-        is_incomplete = where.endswith(("/offset", "/records", "{file}"))
+        # These need a query, a file that is one, or the id of a row.
+        is_incomplete = where.endswith(("/offset", "/records", "{file}", "{id}"))
         assert status in {200, 201, 204, 404} or (is_incomplete and status == 400), (method, where, status, said)
 
 
