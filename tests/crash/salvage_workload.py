@@ -60,7 +60,7 @@ class Ledger:
     """Messages that came after the last flush."""
 
 
-def build(path: Path, killed: Path, seed: int, size: int = 100) -> Ledger:
+def build(path: Path, killed: Path, seed: int, size: int = 60) -> Ledger:
     """Make a store at `path`, closed cleanly, and at `killed` as SIGKILL would have left it a moment before."""
     rng = random.Random(seed)
     ledger = Ledger()

@@ -24,9 +24,10 @@ from basaltmq.store.salvage.naming import Loss
 from basaltmq.store.salvage.swap import LOSSES
 from basaltmq.store.verify import verify
 
-CASES = int(os.environ.get("SALVAGE_CASES", "4"))
+CASES = int(os.environ.get("SALVAGE_CASES", "2"))
 SMALL = ("OPTIONS", "IDENTITY", "STORE", "LOCK", "SEALS", "SYNCED", "CURRENT")
 """Files that can be made again without any row. They are damaged together."""
+
 
 @dataclass
 class Homes:
@@ -124,7 +125,7 @@ def test_a_repair_that_is_killed_leaves_the_store_or_its_repair(
     table = max(targets(path, "messages"), key=lambda each: each.stat().st_size)
     print(damage(table, "flip", rng))
     damaged = table.read_bytes()
-    for step in sorted(rng.sample(range(1, 120), 4)):
+    for step in sorted(rng.sample(range(1, 120), 2)):
         child = forge.start("tests.crash.test_salvage:run_repair", str(path))
         for count, _ in enumerate(child.lines(timeout_s=60), 1):
             if count == step:

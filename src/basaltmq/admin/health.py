@@ -17,6 +17,7 @@ from basaltmq.admin.scope import Scope
 from basaltmq.broker.config import Config
 from basaltmq.broker.tls import expires_at_s
 from basaltmq.errors import BasaltError
+from basaltmq.store.rocks import RocksStore
 
 UNITS_S: Final = {"days": 86_400, "weeks": 7 * 86_400, "months": 30 * 86_400, "years": 365 * 86_400}
 PROTOCOLS: Final = {
@@ -51,6 +52,7 @@ class Health:
             Route("GET", checks + "/alarms", self.alarms, "No resource alarm is on: memory, disk, store."),
             Route("GET", checks + "/local-alarms", self.alarms, "The same: a broker is one node."),
             Route("GET", checks + "/virtual-hosts", self.vhosts, "Every virtual host is up."),
+            Route("GET", checks + "/store-damage", self.damage, "No store has met rows that it cannot read."),
             Route("GET", checks + "/port-listener/{port}", self.port, "Something listens on the port."),
             Route("GET", checks + "/protocol-listener/{protocol}", self.protocol, "A protocol is listened for."),
             Route("GET", checks + "/certificate-expiration/{within}/{unit}", self.certificates,
@@ -73,6 +75,17 @@ class Health:
         down = [name for name, state in self._scope.vhost_states().items() if state != "running"]
         if down:
             return failed(f"virtual hosts are down: {', '.join(down)}", **{"virtual-hosts": down})
+        return passed()
+
+    def damage(self, _call: Call) -> Any:
+        damaged = {
+            vhost.name: vhost.store.unreadable()
+            for vhost in self._scope.up()
+            if isinstance(vhost.store, RocksStore) and vhost.store.unreadable()
+        }
+        if damaged:
+            named = ", ".join(f"{name} ({count} ranges)" for name, count in damaged.items())
+            return failed(f"rows cannot be read: {named}; stop the broker and repair the store", damaged=damaged)
         return passed()
 
     def port(self, call: Call) -> Any:

@@ -24,6 +24,7 @@ from basaltmq.admin.totals import Totals, TotalsBook
 from basaltmq.admin.turns import Turns
 from basaltmq.broker.memory_limit import resident_bytes
 from basaltmq.broker.vhost import VHost
+from basaltmq.store.rocks import RocksStore
 
 OBJECTS_MAX: Final = 20_000
 """Queues and connections shown one by one: about 20 MB of text, at the edge of what Prometheus likes."""
@@ -167,7 +168,11 @@ def _metric(at: int, rows: list[tuple[dict[str, str], Totals]], prefix: str) -> 
 async def _stores(vhosts: list[VHost]) -> list[Metric]:
     sizes = [({"vhost": vhost.name}, await asyncio.to_thread(vhost.store.size_bytes)) for vhost in vhosts]
     rows = [({"vhost": vhost.name}, vhost.plane.damage.total()) for vhost in vhosts]
+    ranges = [
+        ({"vhost": vhost.name}, vhost.store.unreadable()) for vhost in vhosts if isinstance(vhost.store, RocksStore)
+    ]
     return [
         Metric("basalt_store_size_bytes", "gauge", "What the store of a virtual host holds.", sizes),
         Metric("basalt_rows_quarantined", "gauge", "Damaged rows in quarantine, of queues and of none.", rows),
+        Metric("basalt_store_unreadable_ranges", "gauge", "Ranges of rows that cannot be read.", ranges),
     ]

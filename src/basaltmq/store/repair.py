@@ -9,7 +9,7 @@ which goes to quarantine as it is (`salvage.swap`). A crash before that leaves t
     3  verify. If it finds nothing, only the planes look whether their rows fit. Files that can be made again without
        any row (CURRENT, SEALS, what SEALS covers) are, and torn tails are cut
     4  check for space, copy, mend, verify the copy
-    5  swap, verify again
+    5  swap: what takes over are the files that were verified
 
 Without `accept_loss` the same is done but for the swap, and the copy is removed: it says what would be lost.
 """
@@ -118,8 +118,6 @@ def repair(
             _mend_sound(path, outcome, mend, accept_loss=accept_loss)
             return outcome
         _rebuild(path, found.lines, outcome, mend, progress, accept_loss=accept_loss)
-        if accept_loss:
-            outcome.remaining = verify(path)
     except OSError as error:
         raise os_error(error, path) from error
     return outcome

@@ -518,7 +518,7 @@ class RocksStore:
         write_checkpoint(self.path, target, self._create_checkpoint, self._sealer, marker, beside)
 
     def unreadable(self) -> int:
-        """How many ranges of rows were passed over since the store was opened, because they cannot be read."""
+        """How many ranges of rows cannot be read, as far as that was met since the last repair."""
         return 0 if self._unreadable is None else self._unreadable.count
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> list[str]:

@@ -65,7 +65,7 @@ class Unreadable:
         self._lock = threading.Lock()
         self._known: set[tuple[str, bytes]] = set()
         self.count = 0
-        """Ranges met since the store was opened."""
+        """Ranges met since the last repair."""
         self._database = directory / DATABASE
         self.stop_compaction: Callable[[Family], None] | None = None
         self.families = self._read()
@@ -87,6 +87,7 @@ class Unreadable:
             # A crash may have cut the last one.
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 found.add(str(json.loads(line)["family"]))
+                self.count += 1
         return found
 
     def require_none(self, family: Family | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -92,10 +93,42 @@ def test_damage_in_the_log_is_found_by_verify(basalt: Basalt, filled: Path) -> N
 
 
 def test_repair_leaves_a_sound_store_alone(basalt: Basalt, filled: Path) -> None:
-    assert "nothing to repair" in basalt("store", "repair").output
-    basalt("store", "repair", "--accept-loss")
+    for consent in ((), ("--accept-loss",)):
+        assert "nothing to repair" in basalt("store", "repair", *consent).output
     with basaltmq.open(filled, create=False) as db:
         assert len(list(db.topic("rocks", create=False).read())) == 100
+
+
+@pytest.mark.promise("P7")
+@pytest.mark.spec("A10")
+def test_a_damaged_table_costs_the_messages_in_one_block_and_repair_names_them(basalt: Basalt, data: Path) -> None:
+    with basaltmq.open(data) as db:
+        ids = [each.hex() for each in db.queue("orders").enqueue([os.urandom(200) for _ in range(600)])]
+        db.queue("idle")
+    table = max((data / "kv").glob("*.sst"), key=lambda each: each.stat().st_size)
+    raw = bytearray(table.read_bytes())
+    raw[len(raw) // 2] ^= 0x40
+    table.write_bytes(raw)
+    said = basalt("store", "verify", code=2).stdout
+    assert table.name in said
+    assert "queue 'orders': messages between id " in said
+    told = basalt("store", "repair", code=2)
+    assert "would be lost" in told.stdout
+    assert "--accept-loss" in told.stderr
+    assert table.read_bytes() == raw, "nothing was changed"
+    done = json.loads(basalt("store", "repair", "--accept-loss", "--json").stdout)
+    assert any(row["kind"] == "lost" and "queue 'orders': counted 600 messages" in row["what"] for row in done)
+    assert "is sound" in basalt("store", "verify").output
+    assert "nothing to repair" in basalt("store", "repair", "--accept-loss").output
+    assert (data / "quarantine" / "repair-1" / "kv" / table.name).read_bytes() == raw
+    with basaltmq.open(data, create=False) as db:
+        there = [each.id.hex() for each in db.queue("orders").peek(600)]
+        assert 480 < len(there) < 600
+        first = next(at for at, each in enumerate(ids) if each not in set(there))
+        assert there == ids[:first] + ids[len(ids) - (len(there) - first) :], "one run is lost"
+        for queue in db.queues():
+            queue.enqueue(b"after")
+            assert queue.lease(1)
 
 
 def test_compacting_reports_sizes(basalt: Basalt, filled: Path) -> None:

@@ -89,7 +89,7 @@ class Views:
             if name.endswith(".blob"):
                 path = files.database / name
                 if table.is_missing or not is_framed(path, files.families[table.family]):
-                    self._mend(name, table.family)
+                    self.substitute(name, table.family)
 
     @property
     def families(self) -> list[str]:
@@ -99,8 +99,7 @@ class Views:
         """A family without some of its tables. It is closed when others are opened; do not keep it."""
         if not without:
             if self._whole is None:
-                self._whole = self._opened(self._directory(frozenset(), None), self.families)
-                self._families = {each: _family_of(self._whole, each) for each in self.families}
+                self._open_whole()
             return self._families[label]
         at = (label, without)
         found = self._open.pop(at, None)
@@ -139,13 +138,7 @@ class Views:
     def close(self) -> None:
         while self._open:
             _close(*self._open.popitem()[1])
-        for family in self._families.values():
-            if family is not self._whole:
-                family.close()
-        self._families = {}
-        if self._whole is not None:
-            self._whole.close()
-            self._whole = None
+        self._close_whole()
 
     def _opened(self, directory: Path, labels: list[str]) -> Rdict:
         options = {label: lenient_options() for label in labels if label != "default"}
@@ -229,20 +222,29 @@ class Views:
 
     def _know_named(self) -> None:
         """Ask RocksDB which tables the MANIFEST names."""
-        db = self._opened(self._directory(frozenset(), None), self.families)
+        self._open_whole()
         known: dict[str, Table] = {}
-        try:
-            for label in self.families:
-                family = _family_of(db, label)
-                self._know_family(known, label, family.property_value("rocksdb.sstables") or "")
-                if label != "default":
-                    family.close()
-        finally:
-            db.close()
-        self.tables = known
+        for label, family in self._families.items():
+            self._know_family(known, label, family.property_value("rocksdb.sstables") or "")
         for name, table in known.items():
-            if not (self._files.database / name).exists():
-                table.is_missing = True
+            table.is_missing = not (self._files.database / name).exists()
+        self.tables = known
+        if any(table.is_missing for table in known.values()):
+            # The next one leaves out what is missing.
+            self._close_whole()
+
+    def _open_whole(self) -> None:
+        self._whole = self._opened(self._directory(frozenset(), None), self.families)
+        self._families = {each: _family_of(self._whole, each) for each in self.families}
+
+    def _close_whole(self) -> None:
+        for family in self._families.values():
+            if family is not self._whole:
+                family.close()
+        self._families = {}
+        if self._whole is not None:
+            self._whole.close()
+            self._whole = None
 
     def _know_family(self, known: dict[str, Table], label: str, listing: str) -> None:
         level = 0
