@@ -58,7 +58,7 @@ KINDS = {
     )
 }
 
-ENABLED: tuple[str, ...] = ("segment", "ring", "committed", "lane-copy")
+ENABLED: tuple[str, ...] = ("segment", "ring", "committed", "lane", "lane-copy")
 """Kinds that a run damages unless told."""
 
 
