@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.coverage_page import IDS, PAGE, ROOT, UnknownIdError, collect, marked_tests, page
 
-COUNTS = {"A": 12, "B": 10, "C": 14, "D": 5, "E": 11, "F": 3, "P": 15}
+COUNTS = {"A": 12, "B": 10, "C": 14, "D": 5, "E": 11, "F": 3, "G": 4, "H": 4, "I": 5, "P": 15}
 
 
 def test_the_list_of_ids_is_complete() -> None:
@@ -55,12 +55,20 @@ def test_an_id_that_is_not_in_the_specification_is_refused(tmp_path: Path) -> No
         collect(tmp_path / "tests")
 
 
-def test_ids_without_a_test_are_listed_as_open(tmp_path: Path) -> None:
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_x.py").write_text('@pytest.mark.spec("A1")\ndef test_it_holds(): ...\n')
+def test_an_id_is_covered_only_by_a_test_through_an_interface_of_users(tmp_path: Path) -> None:
+    for name, code in (
+        ("unit/store/test_inside.py", '@pytest.mark.spec("A1", "A2")\ndef test_inside(): ...\n'),
+        ("unit/cli/test_outside.py", '@pytest.mark.spec("A2")\ndef test_outside(): ...\n'),
+        ("crash/test_opened.py", 'import basaltmq\n\n@pytest.mark.spec("A3")\ndef test_opened(): ...\n'),
+        ("crash/test_below.py", 'import basaltmq.store.api\n\n@pytest.mark.spec("A4")\ndef test_below(): ...\n'),
+    ):
+        path = tmp_path / "tests" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(code)
     text = page(collect(tmp_path / "tests"))
-    proved, _, still_open = text.partition("## Open")
-    assert "- `tests/test_x.py`\n  - it holds" in proved
-    assert "- A1 " not in still_open
-    assert "- A2 Configuration store" in still_open
-    assert f"1 of {len(IDS)} ids" in proved
+    assert "| A1 | internal | 1 | `tests/unit/store/test_inside.py::test_inside` |" in text
+    assert "| A2 | covered | 2 | `tests/unit/cli/test_outside.py::test_outside` |" in text
+    assert "| A3 | covered | 1 | `tests/crash/test_opened.py::test_opened` |" in text
+    assert "| A4 | internal | 1 |" in text
+    assert "| A5 | open | 0 | |" in text
+    assert f"2 of {len(IDS)} ids are covered" in text
