@@ -8,24 +8,36 @@ PYTHON ?= $(shell for each in python3.11 python3.12 python3.13 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SERVER_READY := $(VENV)/.ready-server
+DOCS_READY := $(VENV)/.ready-docs
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 # More than cores: tests wait for disks and processes half of the time.
 JOBS ?= 3
 # bash has a variable SECONDS of its own, which would reach make from the environment.
 SOAK_SECONDS := $(if $(filter command line,$(origin SECONDS)),$(SECONDS),3600)
 
-.PHONY: help run demo test soak check format bench coverage-page clean
+.PHONY: help run demo test soak check format bench docs coverage-page clean
 
 help: ## Show this page
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(READY): requirements/base.txt requirements/dev.txt pyproject.toml setup.py $(wildcard proto/*.proto)
+# The server alone is small. Tests, Spark and the docs come on top, in the same environment.
+$(SERVER_READY): requirements/server.txt pyproject.toml setup.py $(wildcard proto/*.proto)
 	@test -n "$(PYTHON)" || { echo "Basalt needs Python 3.11 or later with venv; set PYTHON=/path/to/python3.11"; exit 1; }
 	"$(PYTHON)" -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/dev.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(PIP) -r requirements/server.txt
+	$(PIP) --no-deps -e .
 	@touch $@
 
-run: $(READY) ## Start the broker on storage in ./data, and say what to type next
+$(READY): $(SERVER_READY) requirements/base.txt requirements/dev.txt
+	$(PIP) -r requirements/dev.txt
+	@touch $@
+
+$(DOCS_READY): $(SERVER_READY) requirements/docs.txt
+	$(PIP) -r requirements/docs.txt
+	@touch $@
+
+run: $(SERVER_READY) ## Start the broker on storage in ./data, and say what to type next
 	@$(BIN)/basalt serve --data-dir data
 
 demo: $(READY) ## Publish, consume, archive, audit and report on Spark in ./demo-pipeline; needs Java 17
@@ -51,8 +63,12 @@ format: $(READY) ## Format the code
 bench: $(READY) ## Measure: ratios within one run (BENCH=name for one)
 	$(BIN)/python -m bench $(BENCH)
 
+docs: $(DOCS_READY) ## Build the documentation into site/ and check its links
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
 coverage-page: $(READY) ## Write docs/SPEC-COVERAGE.md from the marks in the tests
 	$(BIN)/python -m tests.coverage_page
 
 clean: ## Remove the environment and caches
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis src/basaltmq/wire/*_pb2.py*
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .hypothesis src/basaltmq/wire/*_pb2.py*
