@@ -200,7 +200,8 @@ def test_a_stop_confirms_what_came_in_tells_clients_and_leaves_data_that_opens_c
 def test_a_second_signal_does_not_wait_for_clients_that_do_not_answer(tmp_path: Path) -> None:
     with running(tmp_path / "data", "--stop-grace-ms=600000") as broker, connected(broker) as connection:
         with socket.create_connection(("127.0.0.1", broker.port("admin"))) as slow:
-            head = f"PUT {path('users', 'x')} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {GUEST}\r\nContent-Length: 9\r\n"
+            head = f"PUT {path('users', 'x')} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {GUEST}\r\n"
+            head += "Content-Type: application/json\r\nContent-Length: 9\r\n"
             slow.sendall(head.encode() + b"Expect: 100-continue\r\n\r\n")
             slow.settimeout(WAIT_S)
             assert b"100 Continue" in slow.recv(100), "the request is under way, and its body does not come"
