@@ -21,10 +21,9 @@ from typing import Any, Final
 
 from bench.row import Row
 
-from basaltmq.broker.consumer import Consumer
-from basaltmq.broker.exchange import QUEUE, Destination
-from basaltmq.broker.loop_commit import LoopCommit
-from basaltmq.broker.topology import Topology
+from basaltmq.broker.consumers.consumer import Consumer
+from basaltmq.broker.routing.exchange import QUEUE, Destination
+from basaltmq.broker.routing.topology import Topology
 from basaltmq.broker.vhost import ACK, Settlement, VHost
 from basaltmq.queues.config import Durability, QueueConfig
 from basaltmq.queues.draft import Draft
@@ -32,6 +31,7 @@ from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.memory import MemoryStore
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore
+from basaltmq.store.sync.loop_commit import LoopCommit
 
 BINDINGS: Final = 100_000
 FEW_BINDINGS: Final = 100

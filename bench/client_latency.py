@@ -38,8 +38,8 @@ from bench.client_latency_scenarios import SCENARIOS, Target
 from bench.row import Row
 from pika import spec
 
-from basaltmq.cli.api_client import GUEST, ApiClient
 from basaltmq.errors import BasaltError
+from basaltmq.http_client import GUEST, ApiClient
 
 START_S: Final = 60.0
 STOP_S: Final = 60.0

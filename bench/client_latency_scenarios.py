@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from bench.amqp_wire import Wire, methods_bytes, publish_bytes
 from pika import spec
 
-from basaltmq.cli.api_client import GUEST, ApiClient
+from basaltmq.http_client import GUEST, ApiClient
 
 BINDS: Final = 100_000
 HEADERS_BINDINGS: Final = 3_000

@@ -20,9 +20,9 @@ import uvloop
 from bench.row import Row
 
 from basaltmq.store.batch import Batch
-from basaltmq.store.commit import GroupCommit
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_store
+from basaltmq.store.sync.group_commit import GroupCommit
 
 COMMITTERS: Final = 64
 VALUE: Final = bytes(256)

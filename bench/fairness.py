@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from basaltmq.queues.fairness import FairScheduler
+from basaltmq.queues.ready.fair_scheduler import FairScheduler
 
 FEW_KEYS: Final = 10
 MANY_KEYS: Final = 100_000

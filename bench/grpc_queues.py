@@ -24,10 +24,10 @@ import grpc
 import uvloop
 
 from basaltmq.client import AsyncClient, Draft
-from basaltmq.protocols.fila.status import outcome_of
-from basaltmq.protocols.grpc.channel import Channel
-from basaltmq.protocols.grpc.methods import Unary
-from basaltmq.protocols.grpc.server import GrpcServer
+from basaltmq.protocols.grpc.client.channel import Channel
+from basaltmq.protocols.grpc.server.methods import Unary
+from basaltmq.protocols.grpc.server.server import GrpcServer
+from basaltmq.protocols.grpc.services.error_status import outcome_of
 from basaltmq.wire import fila_wire_pb2 as fila
 
 SERVER: Final = Path(__file__).parents[1] / "tests" / "interop" / "fila" / "server_process.py"

@@ -16,9 +16,9 @@ import uvloop
 from bench.log_rig import MIB, RECORDS, ROUNDS, VALUE_BYTES, Rig, batch_of, bench_path, middle, rate, rows_of
 from bench.row import Row
 
+from basaltmq.durability import Durability
+from basaltmq.log.batches.record import Record
 from basaltmq.log.frame import encode_batch
-from basaltmq.log.record import Record
-from basaltmq.streams.durability import Durability
 
 
 def appending() -> list[Row]:

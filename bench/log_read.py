@@ -24,8 +24,8 @@ import google_crc32c
 from bench.log_rig import MIB, RECORDS, ROUNDS, Rig, batch_of, bench_path, clock_ms, middle, rows_of
 from bench.row import Row
 
-from basaltmq.log.columnar import ColumnBatch
-from basaltmq.log.record import Record
+from basaltmq.log.batches.columnar import ColumnBatch
+from basaltmq.log.batches.record import Record
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_store

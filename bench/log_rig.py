@@ -16,13 +16,13 @@ from uuid import uuid4
 
 from bench.row import Row
 
-from basaltmq.log.columnar import ColumnBatch
-from basaltmq.log.record import Record
+from basaltmq.durability import Durability
+from basaltmq.log.batches.columnar import ColumnBatch
+from basaltmq.log.batches.record import Record
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore
-from basaltmq.streams.durability import Durability
+from basaltmq.streams.engines.segment.engine import SegmentEngine
 from basaltmq.streams.offsets import PersistentOffsets
-from basaltmq.streams.segment_engine import SegmentEngine
 from basaltmq.streams.shards import Engine, ShardConfig, Shards, ShardSpec
 from basaltmq.streams.watermark import Watermarks
 

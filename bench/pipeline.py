@@ -26,7 +26,7 @@ from bench.pipeline_follow import follow
 from bench.row import Row
 
 import basaltmq
-from basaltmq.pipeline.archive import ArchiveJob, archive
+from basaltmq.pipeline.archive.archive import ArchiveJob, archive
 from basaltmq.pipeline.session import spark_session
 
 if TYPE_CHECKING:

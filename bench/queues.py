@@ -37,10 +37,10 @@ from rocksdict import WriteBatch, WriteOptions
 from basaltmq.queues.config import Durability, QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.store.commit import GroupCommit
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore
+from basaltmq.store.sync.group_commit import GroupCommit
 
 CALL: Final = 100
 PAYLOAD_BYTES: Final = 256

@@ -17,8 +17,8 @@ from bench.row import Row
 from basaltmq.queues.config import Durability, QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.store.commit import GroupCommit
 from basaltmq.store.open import open_store
+from basaltmq.store.sync.group_commit import GroupCommit
 
 MESSAGES: Final = 1_000_000
 CALL: Final = 10_000

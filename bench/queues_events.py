@@ -26,7 +26,7 @@ from bench.row import Row
 import basaltmq
 from basaltmq.embedded.database import Basalt, Settings
 from basaltmq.queues.draft import Draft
-from basaltmq.queues.event_topic import EventSettings, EventWriter
+from basaltmq.queues.events.topic import EventSettings, EventWriter
 
 FOURS: Final = 24
 STRETCH_S: Final = 0.25

@@ -18,8 +18,8 @@ from pathlib import Path
 from bench.log_rig import MIB, Rig, batch_of, bench_path, clock_ms, middle
 from bench.row import Row
 
-from basaltmq.log.columnar import ColumnBatch
-from basaltmq.log.record import Record
+from basaltmq.log.batches.columnar import ColumnBatch
+from basaltmq.log.batches.record import Record
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_store
@@ -56,11 +56,11 @@ def run() -> list[Row]:
 
 
 def _warm_up(_: int) -> None:
-    import basaltmq.pipeline.rebuild_index  # noqa: F401 imported once by each worker
+    import basaltmq.pipeline.index.rebuild  # noqa: F401 imported once by each worker
 
 
 def _compared(tasks: object, name: str, log_bytes: int, *, keyed: bool, bar: float | None) -> list[Row]:
-    from basaltmq.pipeline.rebuild_index import RebuildJob, rebuild_index
+    from basaltmq.pipeline.index.rebuild import RebuildJob, rebuild_index
 
     with bench_path() as path:
         _fill(path, log_bytes, keyed)

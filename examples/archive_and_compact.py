@@ -11,8 +11,8 @@ from pathlib import Path
 
 import orders
 
-from basaltmq.pipeline.archive import ArchiveJob, archive
-from basaltmq.pipeline.compact import CompactJob, compact
+from basaltmq.pipeline.archive.archive import ArchiveJob, archive
+from basaltmq.pipeline.archive.compact import CompactJob, compact
 from basaltmq.pipeline.session import spark_session
 
 folder = Path(tempfile.mkdtemp(prefix="basalt-example-"))

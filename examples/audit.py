@@ -11,8 +11,8 @@ from pathlib import Path
 
 import orders
 
-from basaltmq.pipeline.archive import ArchiveJob, archive
-from basaltmq.pipeline.audit import AuditJob, audit
+from basaltmq.pipeline.archive.archive import ArchiveJob, archive
+from basaltmq.pipeline.audit.audit import AuditJob, audit
 from basaltmq.pipeline.reports import audit_page
 from basaltmq.pipeline.session import spark_session
 

@@ -14,10 +14,10 @@ import orders
 import basaltmq
 from basaltmq.pipeline.dedup import DedupJob, dedup
 from basaltmq.pipeline.latest import LatestJob, latest
-from basaltmq.pipeline.outlet import Outlet
 from basaltmq.pipeline.profile import ProfileJob, profile
 from basaltmq.pipeline.profile_page import profile_page
 from basaltmq.pipeline.session import spark_session
+from basaltmq.pipeline.sink import Outlet
 
 folder = Path(tempfile.mkdtemp(prefix="basalt-example-"))
 data = folder / "data"

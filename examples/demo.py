@@ -14,14 +14,14 @@ import orders
 
 import basaltmq
 from basaltmq.errors import BasaltError
-from basaltmq.pipeline.archive import ArchiveJob, archive
-from basaltmq.pipeline.audit import AuditJob, audit
-from basaltmq.pipeline.compact import CompactJob, compact
+from basaltmq.pipeline.archive.archive import ArchiveJob, archive
+from basaltmq.pipeline.archive.compact import CompactJob, compact
+from basaltmq.pipeline.archive.replay import ReplayJob, replay
+from basaltmq.pipeline.audit.audit import AuditJob, audit
 from basaltmq.pipeline.findings import exit_code
 from basaltmq.pipeline.lag import lag
 from basaltmq.pipeline.lag_page import lag_page
 from basaltmq.pipeline.latency import latency
-from basaltmq.pipeline.replay import ReplayJob, replay
 from basaltmq.pipeline.reports import audit_page, latency_page
 from basaltmq.pipeline.session import check_environment, quiet_session
 

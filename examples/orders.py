@@ -8,8 +8,8 @@ from pathlib import Path
 
 import basaltmq
 from basaltmq.embedded.database import Settings
-from basaltmq.log.record import Record
-from basaltmq.queues.event_topic import EventSettings
+from basaltmq.log.batches.record import Record
+from basaltmq.queues.events.topic import EventSettings
 
 HOUR_MS = 3_600_000
 BEGIN_MS = 1_790_000_000_000

@@ -12,7 +12,7 @@ from pathlib import Path
 import orders
 
 import basaltmq
-from basaltmq.pipeline.rebuild_index import RebuildJob, rebuild_index
+from basaltmq.pipeline.index.rebuild import RebuildJob, rebuild_index
 from basaltmq.pipeline.session import spark_session
 from basaltmq.pipeline.tasks import SparkTasks
 

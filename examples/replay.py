@@ -12,7 +12,7 @@ from pathlib import Path
 import orders
 
 import basaltmq
-from basaltmq.pipeline.replay import ReplayJob, replay
+from basaltmq.pipeline.archive.replay import ReplayJob, replay
 from basaltmq.pipeline.session import spark_session
 
 folder = Path(tempfile.mkdtemp(prefix="basalt-example-"))

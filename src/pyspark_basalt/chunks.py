@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from basaltmq.errors import InvalidArgumentError
+from basaltmq.streams.imports.stage import CHUNK_BYTES, CHUNK_RECORDS, SCHEMA
 from basaltmq.streams.partitions import partition_of_key
-from basaltmq.streams.stage import CHUNK_BYTES, CHUNK_RECORDS, SCHEMA
 
 GATHERED_ROWS: Final = 100_000
 GATHERED_BYTES: Final = 64 << 20

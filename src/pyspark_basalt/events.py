@@ -11,7 +11,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from basaltmq.queues.lifecycle import decode_events
+from basaltmq.queues.events.event import decode_events
 
 SCHEMA: Final = (
     "kind string, queue string, messageId binary, fairnessKey string, priority int, atNs bigint, "

@@ -21,8 +21,8 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
 from basaltmq.errors import InvalidArgumentError, QueueNotFoundError
-from basaltmq.queues.arrow import to_arrow
-from basaltmq.queues.browse import ALL_NS, browse, queues_of, times_of
+from basaltmq.queues.browsing.arrow import to_arrow
+from basaltmq.queues.browsing.browse import ALL_NS, browse, queues_of, times_of
 from pyspark_basalt import offsets as offset_json
 from pyspark_basalt.offsets import EARLIEST, Json
 from pyspark_basalt.options import Bound, ReadOptions

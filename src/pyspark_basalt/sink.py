@@ -25,8 +25,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from basaltmq.errors import BasaltError, InvalidArgumentError
 from basaltmq.pipeline.place import store_path
 from basaltmq.pipeline.remote import RemoteView
-from basaltmq.streams.imports import open_imports
-from basaltmq.streams.stage import Part, PartWriter, folder_of
+from basaltmq.streams.imports.imports import open_imports
+from basaltmq.streams.imports.stage import Part, PartWriter, folder_of
 from basaltmq.streams.topics import Topic
 from basaltmq.streams.view import StreamView
 from pyspark_basalt.chunks import Cutter

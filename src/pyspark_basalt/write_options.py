@@ -22,8 +22,8 @@ import msgspec
 from pyspark.sql.types import StructType
 
 from basaltmq.errors import InvalidArgumentError
-from basaltmq.streams.imports import ONCE
-from basaltmq.streams.stage import check_run
+from basaltmq.streams.imports.imports import ONCE
+from basaltmq.streams.imports.stage import check_run
 from pyspark_basalt.connection import NAMES, Place, parse_place
 
 _NAMES: Final = (*NAMES, "topic", "runId", "batchId", "checkpointLocation")

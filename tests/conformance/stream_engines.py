@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import UUID, uuid4
 
-from basaltmq.log.record import Record, StoredRecord
+from basaltmq.durability import Durability
+from basaltmq.log.batches.record import Record, StoredRecord
 from basaltmq.store.api import Store
 from basaltmq.store.memory import MemoryStore
 from basaltmq.store.open import open_store
 from basaltmq.streams.adapter import StorageAdapter
-from basaltmq.streams.durability import Durability
-from basaltmq.streams.memory_engine import MemoryEngine
+from basaltmq.streams.engines.memory import MemoryEngine
+from basaltmq.streams.engines.rocksdb.engine import RocksdbEngine
+from basaltmq.streams.engines.segment.engine import SegmentEngine
 from basaltmq.streams.offsets import PersistentOffsets
-from basaltmq.streams.rocksdb_engine import RocksdbEngine
-from basaltmq.streams.segment_engine import SegmentEngine
 from basaltmq.streams.shards import Engine, ShardConfig, Shards, ShardSpec
 from basaltmq.streams.watermark import Watermarks
 

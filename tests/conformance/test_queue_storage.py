@@ -34,13 +34,13 @@ from basaltmq.queues.operations import (
 )
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.storage import CONTENT, FAMILIES, Storage, StoreStorage
-from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
-from basaltmq.store.commit import GroupCommit
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 from basaltmq.store.memory import MemoryStore
 from basaltmq.store.open import open_store
+from basaltmq.store.sync.group_commit import GroupCommit
 from basaltmq.store.versions import put_version
 
 IDS = Ids()

@@ -18,7 +18,7 @@ from basaltmq.errors import (
 from basaltmq.store.api import Reader, Store
 from basaltmq.store.batch import BATCH_BYTES_MAX, Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import prefix_range
+from basaltmq.store.keys.queues import prefix_range
 
 A = Family.MESSAGES
 B = Family.LEASES

@@ -9,9 +9,9 @@ import pytest
 from tests.conformance.stream_engines import ENGINES, Rig, offsets
 
 from basaltmq.errors import TimestampRangeError
-from basaltmq.log import record as record_module
-from basaltmq.log.columnar import ColumnBatch
-from basaltmq.log.record import TIMESTAMP_MS_MAX, Record
+from basaltmq.log.batches import record as record_module
+from basaltmq.log.batches.columnar import ColumnBatch
+from basaltmq.log.batches.record import TIMESTAMP_MS_MAX, Record
 
 
 @pytest.fixture(params=sorted(ENGINES))

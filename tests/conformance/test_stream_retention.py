@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from tests.conformance.stream_engines import ENGINES, START_MS, Rig, offsets, record
 
+from basaltmq.durability import Durability
 from basaltmq.errors import InvalidConfigError
-from basaltmq.log.record import Record
+from basaltmq.log.batches.record import Record
 from basaltmq.streams.adapter import Otherwise
-from basaltmq.streams.durability import Durability
-from basaltmq.streams.segment_engine import SegmentEngine
+from basaltmq.streams.engines.segment.engine import SegmentEngine
 
 
 @pytest.fixture(params=sorted(ENGINES))

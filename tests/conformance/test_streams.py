@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.conformance.stream_engines import ENGINES, START_MS, Rig, drained, fill, offsets, record
 
+from basaltmq.durability import Durability
 from basaltmq.errors import (
     BasaltError,
     InvalidArgumentError,
@@ -24,11 +25,10 @@ from basaltmq.errors import (
     ShardNotFoundError,
     StoreOverfullError,
 )
-from basaltmq.log.columnar import ColumnBatch
-from basaltmq.log.record import RECORD_BYTES_MAX, Record
+from basaltmq.log.batches.columnar import ColumnBatch
+from basaltmq.log.batches.record import RECORD_BYTES_MAX, Record
 from basaltmq.streams.adapter import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, Otherwise
-from basaltmq.streams.durability import Durability
-from basaltmq.streams.memory_engine import MemoryEngine
+from basaltmq.streams.engines.memory import MemoryEngine
 from basaltmq.streams.shards import Engine, ShardConfig, ShardSpec
 
 DURABLE = [name for name in sorted(ENGINES) if name != "memory"]

@@ -14,8 +14,8 @@ from typing import Any
 
 from tests.crash.harness import Emit
 
-from basaltmq.broker import properties
-from basaltmq.broker.consumer import Consumer
+from basaltmq.broker.consumers.consumer import Consumer
+from basaltmq.broker.message import properties
 from basaltmq.broker.vhost import ACK, REJECT, REQUEUE, Settlement, VHost
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore

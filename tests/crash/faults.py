@@ -13,10 +13,10 @@ from tests.crash.harness import Emit, Shim
 from basaltmq.errors import BasaltError
 from basaltmq.store.batch import Batch
 from basaltmq.store.checkpoint import restore
-from basaltmq.store.commit import GroupCommit
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore
+from basaltmq.store.sync.group_commit import GroupCommit
 
 CONFIRMED: Final = 30
 FAMILIES: Final = (Family.MESSAGES, Family.LEASES, Family.MESSAGE_CONTENT)

@@ -12,13 +12,13 @@ import pytest
 from tests.crash.faults import attempt
 from tests.crash.harness import Emit, Shim
 
+from basaltmq.durability import Durability
 from basaltmq.errors import BasaltError
+from basaltmq.log.batches.record import Record
 from basaltmq.log.lane import LaneOptions
-from basaltmq.log.record import Record
 from basaltmq.store.open import open_store
-from basaltmq.streams.durability import Durability
+from basaltmq.streams.engines.segment.engine import SegmentEngine
 from basaltmq.streams.offsets import PersistentOffsets
-from basaltmq.streams.segment_engine import SegmentEngine
 from basaltmq.streams.shards import Engine, ShardConfig, Shards, ShardSpec
 from basaltmq.streams.watermark import Watermarks
 

@@ -21,16 +21,16 @@ from uuid import UUID
 
 from tests.crash.harness import ERROR, Child, Emit
 
+from basaltmq.durability import Durability
 from basaltmq.errors import BasaltError
+from basaltmq.log.batches.record import Record
 from basaltmq.log.lane import LaneOptions
-from basaltmq.log.record import Record
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_store
-from basaltmq.streams.durability import Durability
-from basaltmq.streams.index import StreamIndex
+from basaltmq.streams.engines.segment.engine import SegmentEngine
+from basaltmq.streams.engines.segment.index.index import StreamIndex
 from basaltmq.streams.offsets import PersistentOffsets
-from basaltmq.streams.segment_engine import SegmentEngine
 from basaltmq.streams.shards import Engine, ShardConfig, Shards, ShardSpec
 from basaltmq.streams.watermark import Watermarks
 

@@ -12,11 +12,11 @@ import signal
 from pathlib import Path
 
 from tests.crash.harness import Emit
-from tests.unit.protocols.kafka.test_kafka_desk import World, batch_of
+from tests.unit.protocols.kafka.test_kafka_context import World, batch_of
 
-from basaltmq.log.kafka import KafkaHeader, read_header
-from basaltmq.protocols.kafka.producers import Producers
-from basaltmq.streams.segment_engine import SegmentEngine
+from basaltmq.log.batches.kafka import KafkaHeader, read_header
+from basaltmq.protocols.kafka.transactions.producers import Producers
+from basaltmq.streams.engines.segment.engine import SegmentEngine
 
 TOPIC = "numbered"
 BATCHES = 6

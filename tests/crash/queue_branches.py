@@ -17,11 +17,11 @@ from tests.crash.queue_workload import check_counts
 from basaltmq.messages.branches import Xid
 from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.queues.xa import parse_xid
-from basaltmq.store.commit import GroupCommit
+from basaltmq.queues.transactions.xa import parse_xid
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore
+from basaltmq.store.sync.group_commit import GroupCommit
 
 QUEUES = ("a", "b", "c")
 LABELS = 60

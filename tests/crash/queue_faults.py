@@ -12,9 +12,9 @@ from tests.crash.queue_workload import check_counts
 from basaltmq.messages.branches import Xid
 from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.store.commit import GroupCommit
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore
+from basaltmq.store.sync.group_commit import GroupCommit
 
 CONFIRMED = 40
 X = Xid(1, b"g", b"b")

@@ -7,17 +7,17 @@ from pathlib import Path
 
 from tests.crash.harness import Child, Emit, listen_and_kill
 
-from basaltmq.queues.backing import APART
-from basaltmq.queues.branches import decode_draft
 from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.queues.rows import NO_BODY, read_entry
-from basaltmq.store.commit import GroupCommit
+from basaltmq.queues.ready.backing import APART
+from basaltmq.queues.ready.rows import NO_BODY, read_entry
+from basaltmq.queues.transactions.branches import decode_draft
 from basaltmq.store.families import Family
-from basaltmq.store.keys import lp, message_of, prefix_range
+from basaltmq.store.keys.queues import lp, message_of, prefix_range
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore
+from basaltmq.store.sync.group_commit import GroupCommit
 
 QUEUES = ("a", "b")
 ALL = (*QUEUES, "dead")

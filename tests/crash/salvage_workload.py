@@ -17,19 +17,19 @@ import msgspec
 import basaltmq
 from basaltmq.embedded.database import Basalt, Settings
 from basaltmq.embedded.mending import mend_planes
-from basaltmq.pipeline.audit_store import audit_rows
-from basaltmq.queues.backing import APART
+from basaltmq.pipeline.audit.store import audit_rows
 from basaltmq.queues.content import Content
 from basaltmq.queues.draft import Draft
-from basaltmq.queues.rows import payload_of, read_entry
-from basaltmq.store import keys
+from basaltmq.queues.ready.backing import APART
+from basaltmq.queues.ready.rows import payload_of, read_entry
 from basaltmq.store.api import Store
 from basaltmq.store.families import Family
-from basaltmq.store.repair import Repaired, repair
+from basaltmq.store.keys import queues as keys
 from basaltmq.store.salvage.files import table_family
 from basaltmq.store.salvage.naming import Loss
+from basaltmq.store.salvage.repair import Repaired, repair
 from basaltmq.store.salvage.swap import LOSSES
-from basaltmq.store.verify import verify
+from basaltmq.store.salvage.verify import verify
 from basaltmq.streams.view import StreamView
 
 QUEUES: Final = ("plain", "fair", "late", "brief", "large", "first", "second", "once", "idle")

@@ -18,9 +18,9 @@ import sys
 import traceback
 from pathlib import Path
 
-from basaltmq.broker.config import Config
+from basaltmq.broker.config.settings import Config
 from basaltmq.broker.node import Node
-from basaltmq.broker.policy import Policy
+from basaltmq.broker.routing.policy import Policy
 from basaltmq.streams.topics import TopicConfig
 
 SWITCH_INTERVAL_S = 1e-6

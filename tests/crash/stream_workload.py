@@ -21,15 +21,15 @@ from typing import Any
 
 from tests.crash.harness import Child, Emit, listen_and_kill
 
-from basaltmq.log.record import Record
+from basaltmq.durability import Durability
+from basaltmq.log.batches.record import Record
 from basaltmq.store.api import Store
 from basaltmq.store.open import open_store
 from basaltmq.streams.adapter import Clock, StorageAdapter
-from basaltmq.streams.durability import Durability
+from basaltmq.streams.engines.segment.engine import SegmentEngine
 from basaltmq.streams.leaders import Leaders
 from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.plane import StreamPlane
-from basaltmq.streams.segment_engine import SegmentEngine
 from basaltmq.streams.shards import Engine, Shards
 from basaltmq.streams.topics import TopicConfig
 

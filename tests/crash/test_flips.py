@@ -16,8 +16,8 @@ from basaltmq.store.checkpoint import restore
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore
-from basaltmq.store.unreadable import UNREADABLE
-from basaltmq.store.verify import verify
+from basaltmq.store.salvage.unreadable import UNREADABLE
+from basaltmq.store.salvage.verify import verify
 
 FLIPS_PER_FILE = 12
 ROWS = 300

@@ -9,7 +9,7 @@ import pytest
 from tests.crash.harness import Forge, PowerLoss, Tails, remove
 from tests.crash.log_workload import Expectation, ride
 
-from basaltmq.streams.durability import Durability
+from basaltmq.durability import Durability
 
 KILLS = 8
 LOSSES = 5

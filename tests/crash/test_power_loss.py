@@ -9,7 +9,7 @@ import pytest
 from tests.crash.harness import Forge, PowerLoss, Tails, deaths, remove
 from tests.crash.workload import Expectation, ride
 
-from basaltmq.store.verify import verify
+from basaltmq.store.salvage.verify import verify
 
 LOSSES_PER_STORE = 12
 EARLY = 0.3

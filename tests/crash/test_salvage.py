@@ -19,10 +19,10 @@ from tests.crash.harness import Emit, Forge
 from tests.crash.salvage_workload import KINDS, WAYS, Ledger, build, check, damage, repaired, targets, told
 
 from basaltmq.embedded.mending import mend_planes
-from basaltmq.store.repair import repair
 from basaltmq.store.salvage.naming import Loss
+from basaltmq.store.salvage.repair import repair
 from basaltmq.store.salvage.swap import LOSSES
-from basaltmq.store.verify import verify
+from basaltmq.store.salvage.verify import verify
 
 CASES = int(os.environ.get("SALVAGE_CASES", "2"))
 SMALL = ("OPTIONS", "IDENTITY", "STORE", "LOCK", "SEALS", "SYNCED", "CURRENT")

@@ -20,8 +20,8 @@ from tests.crash.harness import Emit
 from tests.unit.log.strategies import transactional
 from tests.unit.protocols.kafka.test_kafka_transactions import TIMEOUT_MS, World
 
+from basaltmq.durability import Durability
 from basaltmq.protocols.kafka.configs import topic_config
-from basaltmq.streams.durability import Durability
 from basaltmq.streams.offsets import Commit
 
 TOPICS = ("t", "u")

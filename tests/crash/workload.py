@@ -23,10 +23,10 @@ from tests.crash.harness import Child, Emit, listen_and_kill
 
 from basaltmq.errors import StoreClosedError, StoreStalledError
 from basaltmq.store.batch import Batch
-from basaltmq.store.commit import GroupCommit
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore
+from basaltmq.store.sync.group_commit import GroupCommit
 
 TOKEN: Final = Struct(">II")
 COUNTER: Final = Struct(">I")

@@ -28,13 +28,13 @@ from basaltmq.broker.loop_shares import LoopShares
 from basaltmq.broker.peer import Peer
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import AuthenticationError
-from basaltmq.protocols.amqp091 import methods as m
 from basaltmq.protocols.amqp091.connection import Connection
-from basaltmq.protocols.amqp091.frames import PROTOCOL_HEADER, encode_frame
-from basaltmq.protocols.amqp091.method_codec import encode_method
 from basaltmq.protocols.amqp091.server import Server
-from basaltmq.protocols.amqp091.states import Phase
 from basaltmq.protocols.amqp091.tuning import Limits
+from basaltmq.protocols.amqp091.wire import methods as m
+from basaltmq.protocols.amqp091.wire.frames import PROTOCOL_HEADER, encode_frame
+from basaltmq.protocols.amqp091.wire.method_codec import encode_method
+from basaltmq.protocols.amqp091.wire.states import Phase
 from basaltmq.store.memory import MemoryStore
 
 QUEUES = ("a", "b", "c")

@@ -30,8 +30,8 @@ from tests.fuzz.amqp091 import QUEUES, Client, damage, pieces
 from tests.interop.server import Broker, running
 from tests.unit.protocols.amqp091.wire import handshake
 
-from basaltmq.protocols.amqp091 import methods as m
-from basaltmq.protocols.amqp091.method_codec import encode_method
+from basaltmq.protocols.amqp091.wire import methods as m
+from basaltmq.protocols.amqp091.wire.method_codec import encode_method
 
 SESSIONS = 8
 """Connections at once."""

@@ -26,18 +26,24 @@ from tests.interop.fila.server_process import guest_accounts
 from tests.unit.protocols.http2.peer import data, frames, headers
 
 from basaltmq.catalog.catalog import Catalog
-from basaltmq.protocols.fila.access import Accounts
-from basaltmq.protocols.fila.api_keys import ApiKeys
-from basaltmq.protocols.fila.server import FilaOptions, FilaServer
-from basaltmq.protocols.grpc.connection import ServerConnection
+from basaltmq.protocols.grpc.http2 import frames as f
+from basaltmq.protocols.grpc.http2.frames import (
+    FRAME_BYTES_MIN,
+    FRAME_BYTES_TAKEN,
+    HEAD_BYTES,
+    WINDOW_DEFAULT,
+    Setting,
+)
+from basaltmq.protocols.grpc.http2.header_blocks import encode
 from basaltmq.protocols.grpc.messages import PREFIX, prefixed
-from basaltmq.protocols.http2 import frames as f
-from basaltmq.protocols.http2.fields import encode
-from basaltmq.protocols.http2.frames import FRAME_BYTES_MIN, FRAME_BYTES_TAKEN, HEAD_BYTES, WINDOW_DEFAULT, Setting
+from basaltmq.protocols.grpc.server.connection import ServerConnection
+from basaltmq.protocols.grpc.services.access import Accounts
+from basaltmq.protocols.grpc.services.api_keys import ApiKeys
+from basaltmq.protocols.grpc.services.queue_server import FilaOptions, FilaServer
 from basaltmq.queues.config import Durability, QueueConfig
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.store.commit import GroupCommit
 from basaltmq.store.memory import MemoryStore
+from basaltmq.store.sync.group_commit import GroupCommit
 from basaltmq.wire import basalt_pb2 as wire
 from basaltmq.wire import fila_wire_pb2 as fila
 

@@ -30,20 +30,20 @@ from tests.fuzz.amqp091 import Transport, pieces
 from tests.fuzz.rounds import command, run_rounds
 from tests.interop.kafka.raw import batch_of, fetched, produced
 
+from basaltmq.broker.auth.scram import ScramCredential
+from basaltmq.broker.auth.users import User
 from basaltmq.broker.loop_shares import LoopShares
 from basaltmq.broker.peer import Peer
-from basaltmq.broker.scram import ScramCredential
-from basaltmq.broker.users import User
 from basaltmq.broker.vhost import VHost
+from basaltmq.durability import Durability
 from basaltmq.errors import AuthenticationError
-from basaltmq.log.kafka import records
-from basaltmq.protocols.kafka import api as k
+from basaltmq.log.batches.kafka import records
 from basaltmq.protocols.kafka.connection import Connection
-from basaltmq.protocols.kafka.desk import Settings
-from basaltmq.protocols.kafka.schema import Array, Field, Struct
+from basaltmq.protocols.kafka.context import Settings
 from basaltmq.protocols.kafka.server import Server
+from basaltmq.protocols.kafka.wire import api as k
+from basaltmq.protocols.kafka.wire.schema import Array, Field, Struct
 from basaltmq.store.open import open_store
-from basaltmq.streams.durability import Durability
 
 TOPICS = ("a", "b", "c.d")
 WAIT_S = 30.0

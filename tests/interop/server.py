@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from basaltmq.cli.api_client import GUEST, ApiClient
+from basaltmq.http_client import GUEST, ApiClient
 
 ROOT = Path(__file__).parents[2]
 START_S = 60.0

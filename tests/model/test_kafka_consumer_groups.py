@@ -16,11 +16,11 @@ from uuid import UUID
 
 import pytest
 
-from basaltmq.protocols.kafka import consumer_group as module
-from basaltmq.protocols.kafka import errors as e
-from basaltmq.protocols.kafka.assignors import RANGE, UNIFORM, Place, TopicSize
-from basaltmq.protocols.kafka.consumer_group import ConsumerGroup, State, Timing
-from basaltmq.protocols.kafka.errors import Refused
+from basaltmq.protocols.kafka.groups import consumer_group as module
+from basaltmq.protocols.kafka.groups.assignors import RANGE, UNIFORM, Place, TopicSize
+from basaltmq.protocols.kafka.groups.consumer_group import ConsumerGroup, State, Timing
+from basaltmq.protocols.kafka.wire import errors as e
+from basaltmq.protocols.kafka.wire.errors import Refused
 
 SEEDS = 40
 STEPS = 250

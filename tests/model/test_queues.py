@@ -28,15 +28,15 @@ from hypothesis.stateful import (
 )
 
 from basaltmq.errors import StaleLeaseError, StoreStalledError
-from basaltmq.queues.budget import MemoryBudget, PagingLimits
 from basaltmq.queues.config import QueueConfig
-from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.draft import Draft
+from basaltmq.queues.leases.delivery import Delivery
 from basaltmq.queues.plane import QueuePlane
+from basaltmq.queues.ready.budget import MemoryBudget, PagingLimits
 from basaltmq.store.batch import Batch
-from basaltmq.store.commit import GroupCommit
 from basaltmq.store.families import Family
 from basaltmq.store.memory import MemoryStore
+from basaltmq.store.sync.group_commit import GroupCommit
 
 MS = 1_000_000
 ATTEMPTS_MAX = 3

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.conformance.stream_engines import ENGINES, Rig, drained
 
+from basaltmq.durability import Durability
 from basaltmq.errors import OffsetOutOfRangeError
-from basaltmq.log.record import Record, StoredRecord
+from basaltmq.log.batches.record import Record, StoredRecord
 from basaltmq.streams.adapter import Otherwise
-from basaltmq.streams.durability import Durability
 
 KEYS = st.sampled_from([None, b"", b"a", b"b", b"\xff\x00"])
 TAGS = st.lists(st.sampled_from([b"t", b"", b"\x00u"]), max_size=2).map(tuple)

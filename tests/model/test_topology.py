@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from basaltmq.broker.exchange import EXCHANGE, QUEUE, Destination
-from basaltmq.broker.topology import Topology
+from basaltmq.broker.routing.exchange import EXCHANGE, QUEUE, Destination
+from basaltmq.broker.routing.topology import Topology
 from basaltmq.store.memory import MemoryStore
 
 QUEUES = ("durable", "transient")

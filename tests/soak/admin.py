@@ -7,8 +7,8 @@ from contextlib import closing
 from tests.soak.clients import Client, Round
 from tests.soak.ledger import CONFIRMED, TRIED
 
-from basaltmq.cli.api_client import path
 from basaltmq.errors import BasaltError, RemoteError
+from basaltmq.http_client import path
 
 READS = ("overview", "vhosts", "users", "definitions")
 

@@ -19,7 +19,7 @@ from tests.interop.server import ROOT, Broker
 from tests.soak import amqp, embedded, grpc_queues, kafka
 from tests.soak.ledger import Label, Ledger, Place, check_order
 
-from basaltmq.pipeline.audit_store import audit_rows
+from basaltmq.pipeline.audit.store import audit_rows
 from basaltmq.pipeline.findings import Severity
 from basaltmq.streams.view import StreamView
 

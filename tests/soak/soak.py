@@ -24,7 +24,7 @@ from tests.soak.corruption import ACTIONS, CorruptionRound
 from tests.soak.embedded import EmbeddedChild
 from tests.soak.ledger import Ledger
 
-from basaltmq.cli.api_client import path
+from basaltmq.http_client import path
 
 VHOSTS = ("/", "shop", "über")
 FLAGS = ("--kafka-enabled=true",)

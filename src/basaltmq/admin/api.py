@@ -7,33 +7,33 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from basaltmq.admin.application import AdminApplication
-from basaltmq.admin.arrow_stream import ArrowStreams
-from basaltmq.admin.auth import Authenticator
-from basaltmq.admin.bindings import Bindings
-from basaltmq.admin.connections import Connections
-from basaltmq.admin.definitions import DefinitionTransfer
-from basaltmq.admin.exchanges import Exchanges
-from basaltmq.admin.health import Health
-from basaltmq.admin.hosts import Hosts
-from basaltmq.admin.message import Response
-from basaltmq.admin.metrics import Metrics
-from basaltmq.admin.openapi import PAGE_POLICY, document, page
-from basaltmq.admin.overview import Overview
-from basaltmq.admin.policies import Policies
-from basaltmq.admin.principals import Principals
-from basaltmq.admin.quarantine import QuarantinedRows
-from basaltmq.admin.queues import Queues
-from basaltmq.admin.routes import Access, Call, Route, RouteTable
-from basaltmq.admin.scope import Scope
-from basaltmq.admin.store import StoreTools
-from basaltmq.admin.streams import Streams
-from basaltmq.admin.streams_import import StreamImports
-from basaltmq.admin.streams_lines import StreamLines
-from basaltmq.admin.streams_queue import QueueMessages
-from basaltmq.admin.totals import TotalsBook
-from basaltmq.admin.vhosts import Vhosts
-from basaltmq.broker.config import Config
+from basaltmq.admin.http.application import AdminApplication
+from basaltmq.admin.http.auth import Authenticator
+from basaltmq.admin.http.host_check import Hosts
+from basaltmq.admin.http.message import Response
+from basaltmq.admin.http.openapi import PAGE_POLICY, document, page
+from basaltmq.admin.http.routes import Access, Call, Route, RouteTable
+from basaltmq.admin.http.scope import Scope
+from basaltmq.admin.monitoring.health import Health
+from basaltmq.admin.monitoring.metrics import Metrics
+from basaltmq.admin.monitoring.overview import Overview
+from basaltmq.admin.monitoring.totals import TotalsBook
+from basaltmq.admin.objects.bindings import Bindings
+from basaltmq.admin.objects.connections import Connections
+from basaltmq.admin.objects.definitions import DefinitionTransfer
+from basaltmq.admin.objects.exchanges import Exchanges
+from basaltmq.admin.objects.policies import Policies
+from basaltmq.admin.objects.principals import Principals
+from basaltmq.admin.objects.quarantine import QuarantinedRows
+from basaltmq.admin.objects.queues import Queues
+from basaltmq.admin.objects.store import StoreTools
+from basaltmq.admin.objects.vhosts import Vhosts
+from basaltmq.admin.streams.arrow_stream import ArrowStreams
+from basaltmq.admin.streams.imports import StreamImports
+from basaltmq.admin.streams.queue_messages import QueueMessages
+from basaltmq.admin.streams.topic_records import StreamLines
+from basaltmq.admin.streams.topics import Streams
+from basaltmq.broker.config.settings import Config
 from basaltmq.broker.node import Node
 from basaltmq.broker.vhost_directory import BACKUPS
 

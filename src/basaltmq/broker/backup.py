@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from basaltmq.broker.stream_queue import LOG
+from basaltmq.broker.consumers.stream_queue import LOG
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import InvalidArgumentError
 from basaltmq.log.backup import copy_lane
 from basaltmq.store.rocks import RocksStore
-from basaltmq.streams.segment_engine import SegmentEngine
+from basaltmq.streams.engines.segment.engine import SegmentEngine
 from basaltmq.streams.shards import Engine
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from basaltmq.broker.memory_limit import resident_bytes
-from basaltmq.store.free_space import CLEAR, FreeSpace, free_bytes
-from basaltmq.store.reserve import Reserve
+from basaltmq.store.space.free_space import CLEAR, FreeSpace, free_bytes
+from basaltmq.store.space.reserve import Reserve
 
 INTERVAL_S: Final = 1.0
 NEAR_INTERVAL_S: Final = 0.1

@@ -19,17 +19,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from basaltmq.broker.config import Config
+from basaltmq.broker.auth.permissions import Permissions
+from basaltmq.broker.auth.users import ADMINISTRATOR, Users
+from basaltmq.broker.config.settings import Config
 from basaltmq.broker.connections import Connections
 from basaltmq.broker.flow import Alarms, Listener, Watch
-from basaltmq.broker.loop_commit import LoopCommit
 from basaltmq.broker.loop_shares import LoopShares
 from basaltmq.broker.memory_limit import memory_bytes
 from basaltmq.broker.node_secret import node_secret
-from basaltmq.broker.permissions import Permissions
 from basaltmq.broker.reclaiming import Reclaiming
 from basaltmq.broker.supervision import Supervised, VHostState
-from basaltmq.broker.users import ADMINISTRATOR, Users
 from basaltmq.broker.vhost import VHost
 from basaltmq.broker.vhost_directory import SECRET_FILE, VHostDirectories
 from basaltmq.catalog.catalog import Catalog
@@ -38,14 +37,15 @@ from basaltmq.catalog.kinds import Kind
 from basaltmq.catalog.objects import CatalogObject
 from basaltmq.catalog.record import ROOT
 from basaltmq.errors import AlreadyExistsError, BasaltError, DiskFullError, InvalidArgumentError, VHostNotFoundError
-from basaltmq.queues.paging import MemoryBudget
-from basaltmq.queues.script_budget import ScriptBudget
-from basaltmq.store.free_space import disk_bytes, free_bytes
+from basaltmq.queues.ready.paging_queue import MemoryBudget
+from basaltmq.queues.scripts.budget import ScriptBudget
 from basaltmq.store.open import open_store
 from basaltmq.store.options import SharedMemory, StoreOptions
-from basaltmq.store.reserve import Reserve
 from basaltmq.store.rocks import RocksStore
-from basaltmq.store.size import SizeGuard
+from basaltmq.store.space.free_space import disk_bytes, free_bytes
+from basaltmq.store.space.reserve import Reserve
+from basaltmq.store.space.size import SizeGuard
+from basaltmq.store.sync.loop_commit import LoopCommit
 
 DEFAULT_VHOST: Final = "/"
 VHOST_NAME_BYTES_MAX: Final = 255

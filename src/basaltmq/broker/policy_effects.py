@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from basaltmq.broker.chores import Chore
-from basaltmq.broker.exchange import Exchange
-from basaltmq.broker.policy import Policies
 from basaltmq.broker.queue_table import QueueTable
-from basaltmq.broker.topology import Topology
+from basaltmq.broker.routing.exchange import Exchange
+from basaltmq.broker.routing.policy import Policies
+from basaltmq.broker.routing.topology import Topology
 
 
 class PolicyEffects:

@@ -19,11 +19,8 @@ from typing import Final
 
 import msgspec
 
-from basaltmq.broker.arguments import STREAM, Owner, QueueSettings, check_same, check_same_arguments
-from basaltmq.broker.consumer import Consumer
-from basaltmq.broker.exchange import Arguments
-from basaltmq.broker.policy import Policies
-from basaltmq.broker.queue import (
+from basaltmq.broker.consumers.consumer import Consumer
+from basaltmq.broker.consumers.queue import (
     BrokerQueue,
     Declared,
     QueueInfo,
@@ -31,8 +28,11 @@ from basaltmq.broker.queue import (
     effective,
     plane_config,
 )
-from basaltmq.broker.stream_queue import StreamQueues
-from basaltmq.broker.topology import Topology, check_name
+from basaltmq.broker.consumers.stream_queue import StreamQueues
+from basaltmq.broker.routing.arguments import STREAM, Owner, QueueSettings, check_same, check_same_arguments
+from basaltmq.broker.routing.exchange import Arguments
+from basaltmq.broker.routing.policy import Policies
+from basaltmq.broker.routing.topology import Topology, check_name
 from basaltmq.errors import (
     AccessRefusedError,
     BasaltError,

@@ -17,9 +17,9 @@ from weakref import WeakKeyDictionary
 
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import BasaltError, DiskFullError, StorageError, StoreClosedError
-from basaltmq.store.free_space import FreeSpace
-from basaltmq.store.reclaim import Reclaimer
 from basaltmq.store.rocks import RocksStore
+from basaltmq.store.space.free_space import FreeSpace
+from basaltmq.store.space.reclaim import Reclaimer
 
 _log: Final = logging.getLogger(__name__)
 

@@ -22,21 +22,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from basaltmq.broker.chores import Chores
-from basaltmq.broker.consumer import Consumer, ConsumerSink
-from basaltmq.broker.dispatch import Dispatch
-from basaltmq.broker.exchange import EXCHANGE, QUEUE, Arguments, Destination, Exchange
+from basaltmq.broker.consumers.consumer import Consumer, ConsumerSink
+from basaltmq.broker.consumers.dispatch import Dispatch
+from basaltmq.broker.consumers.queue import BrokerQueue, QueueInfo
+from basaltmq.broker.consumers.stream_queue import StreamQueues
+from basaltmq.broker.consumers.stream_spool import StreamSpool
+from basaltmq.broker.consumers.tick_batch import ACK, REJECT, REQUEUE, Publish, Publisher, Settlement
 from basaltmq.broker.guard import Guard, QuietGuard
-from basaltmq.broker.loop_commit import LoopCommit
-from basaltmq.broker.policy import Policies
 from basaltmq.broker.policy_effects import PolicyEffects
-from basaltmq.broker.publishing import STALL_RETRY_S, Publishing
-from basaltmq.broker.queue import BrokerQueue, QueueInfo
+from basaltmq.broker.publishing.tick import STALL_RETRY_S, Publishing
 from basaltmq.broker.queue_table import QueueTable
-from basaltmq.broker.stream_queue import StreamQueues
-from basaltmq.broker.stream_spool import StreamSpool
-from basaltmq.broker.tick_batch import ACK, REJECT, REQUEUE, Publish, Publisher, Settlement
+from basaltmq.broker.routing.exchange import EXCHANGE, QUEUE, Arguments, Destination, Exchange
+from basaltmq.broker.routing.policy import Policies
+from basaltmq.broker.routing.topology import Topology
 from basaltmq.broker.timekeeping import Timekeeper
-from basaltmq.broker.topology import Topology
 from basaltmq.errors import (
     AccessRefusedError,
     BasaltError,
@@ -45,13 +44,14 @@ from basaltmq.errors import (
     VHostDownError,
 )
 from basaltmq.queues.config import QueueConfig
-from basaltmq.queues.event_topic import EventSettings, EventWriter
+from basaltmq.queues.events.topic import EventSettings, EventWriter
 from basaltmq.queues.message import Message
-from basaltmq.queues.paging import MemoryBudget
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.queues.script_budget import ScriptBudget
+from basaltmq.queues.ready.paging_queue import MemoryBudget
+from basaltmq.queues.scripts.budget import ScriptBudget
 from basaltmq.store.api import Store
-from basaltmq.store.size import SizeGuard
+from basaltmq.store.space.size import SizeGuard
+from basaltmq.store.sync.loop_commit import LoopCommit
 from basaltmq.streams.shards import Engine
 
 DRAIN_S: Final = 30.0

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Final
 
 from basaltmq.errors import CorruptionError, NotAStoreError, StorageError
-from basaltmq.store import reserve
 from basaltmq.store.directory import (
     DATABASE,
     LEFT_BY_OTHERS,
@@ -43,6 +42,7 @@ from basaltmq.store.directory import (
     sync_directory,
     write_durably,
 )
+from basaltmq.store.space import reserve
 
 NAME_FILE: Final = ".vhost"
 STORE: Final = "store"

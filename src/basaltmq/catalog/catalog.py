@@ -37,10 +37,10 @@ from basaltmq.catalog.objects import Action, CatalogObject, Event, NewObject, Pa
 from basaltmq.catalog.record import NAME, ROOT, ConfiguredRecord, check_name, decode_parent, decode_value
 from basaltmq.errors import AlreadyExistsError, CorruptionError, InvalidArgumentError, NotFoundError
 from basaltmq.ids import Ids
-from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 
 CACHE_BYTES: Final = 8 << 20
 """About 9,000 small objects with their names: the working set of a busy broker, and little beside the block cache."""

@@ -21,7 +21,7 @@ from typing import ParamSpec, TypeVar
 
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
-from basaltmq.store.commit import GroupSync
+from basaltmq.store.sync.group_commit import GroupSync
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -36,9 +36,9 @@ from basaltmq.errors import (
     LimitExceededError,
     NotFoundError,
 )
-from basaltmq.store import keys
 from basaltmq.store.api import Reader, Snapshot, Store
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 from basaltmq.store.versions import bring_up_to_date, put_version, read_version
 
 VERSION_NAME: Final = "configuration_version"

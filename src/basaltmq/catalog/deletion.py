@@ -30,9 +30,9 @@ from basaltmq.catalog.commits import Change
 from basaltmq.catalog.kinds import BY_LABEL, Kind
 from basaltmq.catalog.walk import parents_of
 from basaltmq.errors import CorruptionError
-from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 
 OBJECTS_PER_BATCH_MAX: Final = 10_000
 """Objects deleted together: about 2 MiB as a batch, and some 50 ms during which no other change gets in."""

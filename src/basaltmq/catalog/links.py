@@ -25,10 +25,10 @@ from basaltmq.catalog.commits import Commits
 from basaltmq.catalog.faults import Fault, FaultKind, LoadReport
 from basaltmq.catalog.lifecycle import Lifecycle
 from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError
-from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 from basaltmq.store.versions import bring_up_to_date
 
 VERSION_NAME: Final = "amqp_1_0_links_version"

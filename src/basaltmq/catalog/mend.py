@@ -26,10 +26,10 @@ from basaltmq.catalog.record import (
 )
 from basaltmq.catalog.walk import walk
 from basaltmq.errors import BasaltError
-from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 from basaltmq.store.salvage.losses import Losses
 from basaltmq.store.salvage.naming import Loss
 from basaltmq.store.versions import put_version, read_version

@@ -26,10 +26,10 @@ from basaltmq.catalog.faults import Fault, FaultKind
 from basaltmq.catalog.record import NAME, NAME_BYTES_MAX, ROOT, StoredValue, decode_value
 from basaltmq.catalog.walk import Walked, parents_of, walk
 from basaltmq.errors import CorruptionError
-from basaltmq.store import keys
 from basaltmq.store.api import Reader, Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 
 NAMES_END: Final = b"\xff" * 19
 """Above every key of the index: 16 bytes of id, 2 of length, and then UTF-8, which has no byte 0xff."""

@@ -15,9 +15,9 @@ import msgspec
 from basaltmq.catalog.faults import Fault, FaultKind
 from basaltmq.catalog.record import StoredValue, decode_parent, decode_value
 from basaltmq.errors import CorruptionError
-from basaltmq.store import keys
 from basaltmq.store.api import Reader
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 
 _ID_TEXT_BYTES: Final = 36
 

@@ -9,8 +9,8 @@ from typing import Any, BinaryIO, Final
 import click
 import msgspec
 
-from basaltmq.cli.api_client import ApiClient, path, with_api
 from basaltmq.cli.output import show
+from basaltmq.http_client import ApiClient, path, with_api
 
 LEFT_OUT: Final = 2
 """The exit code of an import that did not take everything."""

@@ -22,7 +22,7 @@ from typing import Any, Final
 import click
 
 from basaltmq import __version__
-from basaltmq.cli.either import asks_for_server
+from basaltmq.cli.local_or_remote import asks_for_server
 from basaltmq.cli.output import BasaltGroup
 from basaltmq.pipeline.place import DEFAULT_VHOST, VHOSTS, store_path
 

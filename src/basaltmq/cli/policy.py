@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 import msgspec
 
-from basaltmq.cli.api_client import ApiClient, path, with_api
 from basaltmq.cli.exchange import json_object
 from basaltmq.cli.output import show
+from basaltmq.http_client import ApiClient, path, with_api
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 vhost_option = click.option("--vhost", default="/", show_default=True)

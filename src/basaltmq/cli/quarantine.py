@@ -16,8 +16,8 @@ import click
 import msgspec
 
 import basaltmq
-from basaltmq.cli.api_client import ApiClient, path, with_api
 from basaltmq.cli.output import show
+from basaltmq.http_client import ApiClient, path, with_api
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.quarantine import Record
 

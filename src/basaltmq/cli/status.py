@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from basaltmq.cli.api_client import ApiClient, path, with_api
 from basaltmq.cli.output import show
+from basaltmq.http_client import ApiClient, path, with_api
 
 TROUBLE = 2
 """Exit code when publishers are held or a virtual host is down."""

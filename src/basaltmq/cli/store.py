@@ -12,14 +12,14 @@ from basaltmq.cli.output import progress_line, show
 from basaltmq.embedded.database import LOG
 from basaltmq.embedded.mending import mend_planes
 from basaltmq.log.verify import verify_log
-from basaltmq.queues.verify import verify_rows
+from basaltmq.queues.recovery.verify import verify_rows
 from basaltmq.store import checkpoint as backups
 from basaltmq.store.directory import CHECKSUMS, read_marker
 from basaltmq.store.families import Family, family_of
 from basaltmq.store.open import open_store, open_view
-from basaltmq.store.repair import repair as repair_store
 from basaltmq.store.rocks import RocksStore
-from basaltmq.store.verify import verify as verify_store
+from basaltmq.store.salvage.repair import repair as repair_store
+from basaltmq.store.salvage.verify import verify as verify_store
 
 FINDINGS = 2
 """Exit code of a check that found something."""

@@ -6,8 +6,8 @@ import sys
 
 import click
 
-from basaltmq.cli.api_client import ApiClient, path, with_api
 from basaltmq.cli.output import show
+from basaltmq.http_client import ApiClient, path, with_api
 
 TAGS = ("administrator", "monitoring", "policymaker", "management")
 

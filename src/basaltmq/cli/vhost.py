@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from basaltmq.cli.api_client import ApiClient, path, with_api
 from basaltmq.cli.output import show
+from basaltmq.http_client import ApiClient, path, with_api
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 no_question = click.option("--yes", is_flag=True, help="Do not ask.")

@@ -18,14 +18,14 @@ from typing import Any, Final, Self, TypeVar, Unpack, overload
 from google.protobuf.message import Message
 
 from basaltmq.client import channel as calls
-from basaltmq.client.attendance import begin_attendance
 from basaltmq.client.channel import ADDRESS_DEFAULT, Method, Target
-from basaltmq.client.faults import fault_of
+from basaltmq.client.error_mapping import fault_of
 from basaltmq.client.leased import Held, Leased, by_lease, extended, ids_of, leased_of, settled
 from basaltmq.client.requests import Payload, create_of, enqueue_of, lease_of, many
+from basaltmq.client.worker_session import begin_attendance
 from basaltmq.errors import PreconditionFailedError
-from basaltmq.protocols.grpc.channel import Channel
-from basaltmq.protocols.grpc.client_call import CallFailed, ClientCall
+from basaltmq.protocols.grpc.client.call import CallFailed, ClientCall
+from basaltmq.protocols.grpc.client.channel import Channel
 from basaltmq.queues.config import QueueSettings
 from basaltmq.wire import basalt_pb2 as wire
 from basaltmq.wire import fila_wire_pb2 as fila

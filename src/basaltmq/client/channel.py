@@ -12,7 +12,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from google.protobuf.message import Message
 
 from basaltmq.errors import InvalidArgumentError
-from basaltmq.protocols.grpc.channel import Channel
+from basaltmq.protocols.grpc.client.channel import Channel
 from basaltmq.wire import basalt_pb2 as wire
 from basaltmq.wire import fila_wire_pb2 as fila
 

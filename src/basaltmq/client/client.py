@@ -20,12 +20,12 @@ from typing import Any, Final, Self, TypeVar, Unpack, overload
 from google.protobuf.message import Message
 
 from basaltmq.client import channel as calls
-from basaltmq.client.attendance import Attendance, GiveUp
 from basaltmq.client.channel import ADDRESS_DEFAULT, Method, Target
 from basaltmq.client.leased import Held, Leased, by_lease, extended, ids_of, leased_of, settled
-from basaltmq.client.line import Line
+from basaltmq.client.loop_thread import Line
 from basaltmq.client.producer import Producer
 from basaltmq.client.requests import Payload, create_of, enqueue_of, lease_of, many
+from basaltmq.client.worker_session import Attendance, GiveUp
 from basaltmq.errors import PreconditionFailedError
 from basaltmq.queues.config import QueueSettings
 from basaltmq.wire import basalt_pb2 as wire

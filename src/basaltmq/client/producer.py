@@ -18,12 +18,12 @@ from concurrent.futures import CancelledError, Future
 from typing import Final, Self
 
 from basaltmq.client import channel as calls
-from basaltmq.client.faults import fault
-from basaltmq.client.line import Line
+from basaltmq.client.error_mapping import fault
+from basaltmq.client.loop_thread import Line
 from basaltmq.client.requests import Payload, batch_of
 from basaltmq.errors import BasaltError, InvalidArgumentError, UnavailableError
-from basaltmq.protocols.grpc.channel import Channel
-from basaltmq.protocols.grpc.client_call import ClientCall
+from basaltmq.protocols.grpc.client.call import ClientCall
+from basaltmq.protocols.grpc.client.channel import Channel
 from basaltmq.wire import basalt_pb2 as wire
 
 WINDOW: Final = 64

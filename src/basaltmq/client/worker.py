@@ -35,11 +35,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, Self, TypeAlias
 
-from basaltmq.client.attendance import GiveUp
 from basaltmq.client.client import Client
 from basaltmq.client.leased import Leased, by_lease
+from basaltmq.client.worker_session import GiveUp
 from basaltmq.errors import BasaltError, InvalidArgumentError, StaleLeaseError
-from basaltmq.queues.outcome import (
+from basaltmq.queues.handler_failure import (
     RETRY_DELAY_MS_DEFAULT,
     RETRY_DELAY_MS_MAX_DEFAULT,
     Backoff,

@@ -21,16 +21,17 @@ from typing import Any, Final, Self, Unpack
 
 import msgspec
 
+from basaltmq.durability import Durability
 from basaltmq.embedded.disk import DiskGuard, DiskLimits
 from basaltmq.embedded.queue import EmbeddedQueue
-from basaltmq.embedded.queues import OpenQueues
+from basaltmq.embedded.queue_service import OpenQueues
 from basaltmq.embedded.topic import EmbeddedTopic
 from basaltmq.embedded.transaction import Transaction, Xa
 from basaltmq.embedded.waiting import Arrivals
 from basaltmq.errors import BasaltError, InvalidConfigError, StoreClosedError, TopicExistsError
 from basaltmq.log.backup import copy_lane
 from basaltmq.queues.config import QueueSettings
-from basaltmq.queues.event_topic import EventSettings, EventWriter
+from basaltmq.queues.events.topic import EventSettings, EventWriter
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.api import Store
 from basaltmq.store.directory import QUARANTINE
@@ -38,11 +39,10 @@ from basaltmq.store.open import open_store
 from basaltmq.store.options import StoreOptions
 from basaltmq.store.rocks import RocksStore
 from basaltmq.streams.adapter import Clock
-from basaltmq.streams.durability import Durability
+from basaltmq.streams.engines.segment.engine import SegmentEngine
 from basaltmq.streams.leaders import Leaders
 from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.plane import OffsetStrategy, StreamPlane
-from basaltmq.streams.segment_engine import SegmentEngine
 from basaltmq.streams.shards import Engine, Shards
 from basaltmq.streams.topics import Topic, TopicConfig, topic_config
 

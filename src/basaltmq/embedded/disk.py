@@ -14,10 +14,10 @@ from typing import Final
 
 from basaltmq.errors import BasaltError, DiskFullError, InvalidConfigError
 from basaltmq.store.families import MIB
-from basaltmq.store.free_space import FreeSpace, free_bytes
-from basaltmq.store.reclaim import Beside, Reclaimer
 from basaltmq.store.rocks import RocksStore
-from basaltmq.store.size import SizeGuard
+from basaltmq.store.space.free_space import FreeSpace, free_bytes
+from basaltmq.store.space.reclaim import Beside, Reclaimer
+from basaltmq.store.space.size import SizeGuard
 
 LOOK_INTERVAL_S: Final = 0.02
 """A program that writes 1 GB/s writes 20 MB meanwhile, less than the default limit leaves free."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from basaltmq.queues.delivery import Delivery
+from basaltmq.queues.leases.delivery import Delivery
 from basaltmq.queues.message import Message
-from basaltmq.queues.rows import split_sub_queue
-from basaltmq.store.keys import decode_message_key
+from basaltmq.queues.ready.rows import split_sub_queue
+from basaltmq.store.keys.queues import decode_message_key
 
 
 class Leased:

@@ -12,7 +12,7 @@ from pathlib import Path
 from basaltmq.catalog.mend import mend_catalog
 from basaltmq.embedded.database import LOG
 from basaltmq.messages.mend import mend_messages
-from basaltmq.queues.mend import mend_queues
+from basaltmq.queues.recovery.mend import mend_queues
 from basaltmq.store.api import Store
 from basaltmq.store.salvage.losses import Losses
 from basaltmq.store.salvage.naming import Loss

@@ -29,10 +29,10 @@ from basaltmq.embedded.worker import Handler, Worker
 from basaltmq.errors import InvalidArgumentError, InvalidConfigError
 from basaltmq.queues.config import Durability, QueueConfig, queue_config
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft, asks_for_more, require_fit
+from basaltmq.queues.lifecycle.redrive import Wanted
 from basaltmq.queues.message import Message
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.queues.redrive import Wanted
-from basaltmq.store.commit import GroupCommit
+from basaltmq.store.sync.group_commit import GroupCommit
 
 Payload: TypeAlias = bytes | str | Draft
 """One message: its payload, or all of it. Text is stored as UTF-8."""

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import msgspec
 
+from basaltmq.durability import Durability
 from basaltmq.embedded.consumer import Consumer
 from basaltmq.embedded.waiting import Arrivals, Patience
 from basaltmq.errors import InvalidArgumentError, TopicNotFoundError
-from basaltmq.log.columnar import ColumnBatch
-from basaltmq.log.record import NEVER, UNSTAMPED, Record, StoredRecord
+from basaltmq.log.batches.columnar import ColumnBatch
+from basaltmq.log.batches.record import NEVER, UNSTAMPED, Record, StoredRecord
 from basaltmq.streams.adapter import READ_RECORDS, Append, Otherwise, ReadBatch, ShardInfo
-from basaltmq.streams.durability import Durability
 from basaltmq.streams.groups import PartitionLag, Reset
 from basaltmq.streams.plane import StreamPlane
 from basaltmq.streams.topics import Topic, TopicConfig
@@ -149,7 +149,7 @@ class EmbeddedTopic:
             raise InvalidArgumentError(
                 f"cannot append a {type(value).__name__}; give bytes, str, a Record, a list of them, or Arrow columns"
             )
-        from basaltmq.log.arrow import from_arrow
+        from basaltmq.log.batches.arrow import from_arrow
 
         batches = value.to_batches() if hasattr(value, "to_batches") else [value]
         return [from_arrow(batch, self._clock_ms()) for batch in batches if batch.num_rows]

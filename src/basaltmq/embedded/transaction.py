@@ -24,12 +24,12 @@ from basaltmq.embedded.leased import Leased
 from basaltmq.embedded.queue import EmbeddedQueue, Held, drafts_of
 from basaltmq.errors import InvalidArgumentError
 from basaltmq.messages.branches import Xid
-from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.draft import Draft, asks_for_more, require_fit
+from basaltmq.queues.leases.delivery import Delivery
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.queues.transaction import QueueTransaction
-from basaltmq.queues.xa import InDoubt, XaSession
-from basaltmq.store.commit import GroupCommit
+from basaltmq.queues.transactions.transaction import QueueTransaction
+from basaltmq.queues.transactions.xa import InDoubt, XaSession
+from basaltmq.store.sync.group_commit import GroupCommit
 from basaltmq.transactions.transaction import State
 from basaltmq.transactions.xa import Vote
 

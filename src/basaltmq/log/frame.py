@@ -34,8 +34,8 @@ from typing import Final, NamedTuple, TypeAlias
 import google_crc32c
 
 from basaltmq.errors import CorruptionError
-from basaltmq.log import kafka
-from basaltmq.log.columnar import BODY_BYTES_MAX, ColumnBatch
+from basaltmq.log.batches import kafka
+from basaltmq.log.batches.columnar import BODY_BYTES_MAX, ColumnBatch
 
 MAGIC: Final = 0x4D465342
 """The bytes "BSFM"."""

@@ -27,6 +27,7 @@ import google_crc32c
 
 from basaltmq.errors import CorruptionError
 from basaltmq.log import committed, ring
+from basaltmq.log.batches.run import Cut
 from basaltmq.log.frame import (
     COLUMNAR,
     HEADER,
@@ -43,7 +44,6 @@ from basaltmq.log.frame import (
 )
 from basaltmq.log.lane import Lane
 from basaltmq.log.marker import MARKERS
-from basaltmq.log.run import Cut
 from basaltmq.log.segment import Segment, parse_segment_name
 from basaltmq.log.window import CHUNK_BYTES, Window
 

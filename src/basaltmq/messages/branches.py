@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from basaltmq.errors import CorruptionError, XaInvalidError
-from basaltmq.store import keys
+from basaltmq.store.keys import queues as keys
 
 LAYOUT: Final = 2
 XID_PART_BYTES_MAX: Final = 64

@@ -13,7 +13,7 @@ from typing import Final
 from uuid import UUID
 
 from basaltmq.errors import EntryLockedError, LimitExceededError
-from basaltmq.store import keys
+from basaltmq.store.keys import queues as keys
 
 LOCKS_MAX: Final = 1 << 20
 """Entries taken by unfinished transactions at any time: about 128 MiB of memory at worst."""

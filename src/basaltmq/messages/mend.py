@@ -13,10 +13,10 @@ from basaltmq.errors import CorruptionError
 from basaltmq.messages.metadata import COMPLETE, decode_metadata
 from basaltmq.messages.sequence import NEXT_MESSAGE_ID, encode_next_id
 from basaltmq.messages.store import CONTENT, FAMILIES, VERSION
-from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 from basaltmq.store.salvage.losses import Losses
 from basaltmq.store.salvage.naming import SHOWN_MAX, Loss
 from basaltmq.store.versions import put_version, read_version

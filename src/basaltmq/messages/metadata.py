@@ -14,9 +14,9 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError
-from basaltmq.store import keys
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 
 LAYOUT: Final = 2
 COMPLETE: Final = 0

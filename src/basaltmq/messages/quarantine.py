@@ -16,10 +16,10 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from basaltmq.errors import CorruptionError, NotFoundError
-from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import BY_LABEL, Family
+from basaltmq.store.keys import queues as keys
 
 LAYOUT: Final = 1
 _HEAD: Final = Struct(">BBQ")

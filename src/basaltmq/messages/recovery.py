@@ -30,10 +30,10 @@ from basaltmq.messages.metadata import COMPLETE, decode_metadata, delete_rows, i
 from basaltmq.messages.quarantine import Quarantine, Reason
 from basaltmq.messages.store import MessageStore
 from basaltmq.messages.stored import StoredMessage
-from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 
 WINDOW_IDS: Final = 4 << 20
 """Message ids looked at together for orphans: 36 MiB."""

@@ -19,10 +19,10 @@ from struct import Struct
 from typing import Final
 
 from basaltmq.errors import CorruptionError, StoreStalledError
-from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 
 NEXT_MESSAGE_ID: Final = b"nextMessageId"
 ID_BLOCK: Final = 4096

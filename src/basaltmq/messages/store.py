@@ -29,11 +29,11 @@ from basaltmq.messages.metadata import (
 )
 from basaltmq.messages.sequence import ID_BLOCK, NEXT_MESSAGE_ID, IdSequence
 from basaltmq.messages.stored import MessageWriter, StoredMessage
-from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
-from basaltmq.store.commit import GroupCommit
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
+from basaltmq.store.sync.group_commit import GroupCommit
 from basaltmq.store.versions import bring_up_to_date, put_version, read_version
 
 CONTENT: Final = "messages"

@@ -26,9 +26,9 @@ from basaltmq.errors import (
     TransactionError,
 )
 from basaltmq.messages.metadata import COMPLETE, UNFINISHED, Metadata, delete_rows, encode_metadata
-from basaltmq.store import keys
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 
 SPILL_BYTES: Final = 1 << 20
 """Content held back for the transaction's own batch. Most messages are smaller and cost one write."""

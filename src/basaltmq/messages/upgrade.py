@@ -31,10 +31,10 @@ from basaltmq.messages.branches import (
 from basaltmq.messages.metadata import CHUNK_SHIFT, COMPLETE, Metadata, encode_metadata
 from basaltmq.messages.quarantine import Quarantine, Reason
 from basaltmq.messages.sequence import FIRST_ID, NEXT_MESSAGE_ID, encode_next_id
-from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 
 CURSOR: Final = b"messages_upgrade_1"
 BATCH_BYTES: Final = 8 << 20

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as sql
 
 from basaltmq.errors import InvalidArgumentError
-from basaltmq.pipeline.outlet import Outlet, named_run, pour
+from basaltmq.pipeline.sink import Outlet, named_run, pour
 
 ORDER = ("timestamp", "topic", "partition", "offset")
 

@@ -30,18 +30,18 @@ from basaltmq.errors import CorruptionError, InvalidArgumentError, StoreLockedEr
 from basaltmq.pipeline.files import Files
 from basaltmq.pipeline.place import DEFAULT_VHOST, store_path
 from basaltmq.pipeline.remote import RemoteView
-from basaltmq.pipeline.vantage import through_broker
-from basaltmq.queues.browse import ALL_NS, browse
+from basaltmq.pipeline.source import through_broker
+from basaltmq.queues.browsing.browse import ALL_NS, browse
 from basaltmq.queues.config import decode_config
-from basaltmq.queues.dead_letters import FIRST_QUEUE, HISTORY, LAST_ERROR
+from basaltmq.queues.lifecycle.dead_letters import FIRST_QUEUE, HISTORY, LAST_ERROR
 from basaltmq.queues.message import Message
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.store import keys
 from basaltmq.store.api import Reader
-from basaltmq.store.commit import GroupCommit
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 from basaltmq.store.open import open_store, open_view
 from basaltmq.store.rocks import RocksStore
+from basaltmq.store.sync.group_commit import GroupCommit
 
 STAMP: Final = "x-redrive-run"
 """The header that names the run a message was redriven by."""

@@ -14,10 +14,10 @@ from pathlib import Path
 import msgspec
 
 from basaltmq.pipeline.place import DEFAULT_VHOST, store_path
-from basaltmq.pipeline.vantage import Topics, looking
+from basaltmq.pipeline.source import Topics, looking
 from basaltmq.queues.stats import QueueStats
-from basaltmq.store import keys
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 from basaltmq.store.open import open_view
 
 

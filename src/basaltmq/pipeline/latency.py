@@ -17,7 +17,7 @@ import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
-from basaltmq.queues.lifecycle import TOPIC
+from basaltmq.queues.events.event import TOPIC
 
 PERCENTILES: Final = (0.5, 0.95, 0.99)
 ACCURACY: Final = 10_000

@@ -13,7 +13,7 @@ import msgspec
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as sql
 
-from basaltmq.pipeline.outlet import Outlet, named_run, pour
+from basaltmq.pipeline.sink import Outlet, named_run, pour
 
 _RECORD = ("value", "timestamp", "topic", "partition", "offset", "headers")
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import msgspec
 
-from basaltmq.pipeline.audit import Audited
+from basaltmq.pipeline.audit.audit import Audited
 from basaltmq.pipeline.findings import Severity, exit_code
 from basaltmq.pipeline.latency import Latencies, QueueLatency
 from basaltmq.pipeline.page import bars, heading, lying_bars, number, page, paragraph, table, tiles, verdict

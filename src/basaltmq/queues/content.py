@@ -18,13 +18,19 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from basaltmq.errors import CorruptionError
-from basaltmq.queues.backing import APART, SHARED, Entry
 from basaltmq.queues.change import Change
-from basaltmq.queues.rows import body_of
+from basaltmq.queues.ready.backing import APART, SHARED, Entry
+from basaltmq.queues.ready.rows import body_of
 from basaltmq.store.api import Store
 from basaltmq.store.batch import PUT
 from basaltmq.store.families import Family
-from basaltmq.store.keys import body_key, content_ref_key, content_ref_prefix, decode_content_ref_key, prefix_range
+from basaltmq.store.keys.queues import (
+    body_key,
+    content_ref_key,
+    content_ref_prefix,
+    decode_content_ref_key,
+    prefix_range,
+)
 
 INLINE_BYTES_MAX: Final = 4096
 """Bodies up to here are in their rows. From here on RocksDB keeps a value of `bodies` in a blob file."""

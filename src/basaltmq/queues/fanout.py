@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from basaltmq.errors import InvalidArgumentError
-from basaltmq.queues import making
+from basaltmq.queues import entry_builder as making
 from basaltmq.queues.change import Change
 from basaltmq.queues.config import Durability
 from basaltmq.queues.content import INLINE_BYTES_MAX
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
-from basaltmq.queues.lifecycle import Kind
+from basaltmq.queues.events.event import Kind
 
 if TYPE_CHECKING:
     from basaltmq.queues.queue import Queue

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from basaltmq.queues.fair import FairQueue
-from basaltmq.queues.priority import PriorityQueue
-from basaltmq.queues.rows import split_sub_queue
-from basaltmq.queues.throttle import TokenBuckets
+from basaltmq.queues.ready.fair_queue import FairQueue
+from basaltmq.queues.ready.priority_queue import PriorityQueue
+from basaltmq.queues.ready.rows import split_sub_queue
+from basaltmq.queues.throttle.token_buckets import TokenBuckets
 
 if TYPE_CHECKING:
     from basaltmq.queues.queue import Queue

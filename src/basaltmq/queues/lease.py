@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import msgspec
 
-from basaltmq.queues.backing import Entry
-from basaltmq.queues.leases import LeaseCall, decode_lease_call, encode_lease_call
-from basaltmq.store import keys
+from basaltmq.queues.leases.table import LeaseCall, decode_lease_call, encode_lease_call
+from basaltmq.queues.ready.backing import Entry
+from basaltmq.store.keys import queues as keys
 
 
 class Lease(msgspec.Struct, kw_only=True, frozen=True, gc=False):

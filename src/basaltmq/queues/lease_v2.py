@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from basaltmq.errors import CorruptionError, InvalidArgumentError
-from basaltmq.store import keys
+from basaltmq.store.keys import queues as keys
 
 LAYOUT: Final = 2
 _HEAD: Final = Struct(">BQQQHH")

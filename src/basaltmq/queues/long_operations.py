@@ -21,14 +21,14 @@ from functools import partial
 from typing import Final
 
 from basaltmq.errors import InvalidArgumentError
-from basaltmq.queues import removal
 from basaltmq.queues.change import Change
-from basaltmq.queues.changes import Changes
-from basaltmq.queues.held import require_free
-from basaltmq.queues.loaded import LoadedQueues
+from basaltmq.queues.change_runner import Changes
+from basaltmq.queues.leases.prepared import require_free
+from basaltmq.queues.lifecycle import removal
+from basaltmq.queues.lifecycle.redrive import PAGE, DueNs, Page, Wanted, move_page, origin_of
+from basaltmq.queues.loaded_queues import LoadedQueues
 from basaltmq.queues.message import Message
 from basaltmq.queues.queue import Queue
-from basaltmq.queues.redrive import PAGE, DueNs, Page, Wanted, move_page, origin_of
 from basaltmq.queues.waiters import Waiters
 
 RECLAIM_PAGES: Final = 4

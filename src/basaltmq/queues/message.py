@@ -23,7 +23,7 @@ import msgspec
 from basaltmq.decoding import msgpack_decoder
 from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError
 from basaltmq.ids import check_id
-from basaltmq.store import keys
+from basaltmq.store.keys import queues as keys
 
 LAYOUT: Final = 2
 

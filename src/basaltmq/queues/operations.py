@@ -15,9 +15,9 @@ import msgspec
 from basaltmq.queues.config import QueueConfig, encode_config
 from basaltmq.queues.lease import Lease, encode_lease
 from basaltmq.queues.message import Message, encode_row
-from basaltmq.store import keys
 from basaltmq.store.batch import DELETE, PUT, Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 
 _MESSAGES: Final = Family.MESSAGES
 """An enum's member costs a lookup each time it is named; these two operations are the hot ones."""

@@ -26,46 +26,46 @@ from basaltmq.errors import BasaltError, InvalidArgumentError, InvalidConfigErro
 from basaltmq.ids import Ids
 from basaltmq.queues import fanout
 from basaltmq.queues.boot import Places, wipe_transient
-from basaltmq.queues.budget import MemoryBudget, PagingLimits
 from basaltmq.queues.change import Change
-from basaltmq.queues.changes import Changes
+from basaltmq.queues.change_runner import Changes
 from basaltmq.queues.config import Durability, QueueConfig, encode_config
 from basaltmq.queues.content import Content
-from basaltmq.queues.damage import Damage
-from basaltmq.queues.dead_letters import DeadLetterRouter
-from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.draft import Draft
-from basaltmq.queues.due import Due
-from basaltmq.queues.failures import fail
-from basaltmq.queues.held import is_held
-from basaltmq.queues.hooks import HookCounters
+from basaltmq.queues.events.recorder import Listener, Silence
 from basaltmq.queues.key_stats import FairnessKey, ThrottleKey, fairness_keys, throttle_keys
-from basaltmq.queues.lease_expiry import LeaseExpiry
-from basaltmq.queues.leases import Tokens, check_visibility
-from basaltmq.queues.loaded import LOADED_MAX, LoadedQueues
+from basaltmq.queues.leases.delivery import Delivery
+from basaltmq.queues.leases.expiry import LeaseExpiry
+from basaltmq.queues.leases.prepared import is_held
+from basaltmq.queues.leases.table import Tokens, check_visibility
+from basaltmq.queues.lifecycle.dead_letters import DeadLetterRouter
+from basaltmq.queues.lifecycle.due import Due
+from basaltmq.queues.lifecycle.failures import fail
+from basaltmq.queues.lifecycle.reclaim import Reclaim
+from basaltmq.queues.lifecycle.redrive import DueNs, Page, Wanted
+from basaltmq.queues.lifecycle.timers import Timers
+from basaltmq.queues.loaded_queues import LOADED_MAX, LoadedQueues
 from basaltmq.queues.long_operations import LongOperations
 from basaltmq.queues.message import Message
-from basaltmq.queues.portion import lease_bytes
 from basaltmq.queues.quarantine import Quarantine
 from basaltmq.queues.queue import Queue, Shared
-from basaltmq.queues.reclaim import Reclaim
-from basaltmq.queues.recorder import Listener, Silence
-from basaltmq.queues.redrive import DueNs, Page, Wanted
+from basaltmq.queues.ready.budget import MemoryBudget, PagingLimits
+from basaltmq.queues.ready.byte_limit import lease_bytes
+from basaltmq.queues.recovery.damage import Damage
 from basaltmq.queues.runtime_config import RuntimeConfig, Setting, SettingsPage
-from basaltmq.queues.script_budget import ScriptBudget
+from basaltmq.queues.scripts.budget import ScriptBudget
+from basaltmq.queues.scripts.hooks import HookCounters
 from basaltmq.queues.stats import QueueStats
 from basaltmq.queues.storage import StoreStorage
-from basaltmq.queues.throttle_settings import ThrottleSettings
-from basaltmq.queues.timers import Timers
-from basaltmq.queues.transaction import QueueTransaction
+from basaltmq.queues.throttle.settings import ThrottleSettings
+from basaltmq.queues.transactions.transaction import QueueTransaction
+from basaltmq.queues.transactions.work import Find, T
+from basaltmq.queues.transactions.xa import QueueXa
 from basaltmq.queues.waiters import Listen, Waiter, Waiters
-from basaltmq.queues.work import Find, T
-from basaltmq.queues.xa import QueueXa
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
-from basaltmq.store.commit import GroupCommit
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queue_key
+from basaltmq.store.keys.queues import queue_key
+from basaltmq.store.sync.group_commit import GroupCommit
 
 
 class QueuePlane:

@@ -22,14 +22,14 @@ from struct import error as struct_error
 from typing import Final, NamedTuple, Protocol
 
 from basaltmq.errors import CorruptionError, InvalidArgumentError, NotFoundError
-from basaltmq.queues.backing import APART
 from basaltmq.queues.change import Change
 from basaltmq.queues.message import HEAD
-from basaltmq.queues.rows import read_entry, unwrap
+from basaltmq.queues.ready.backing import APART
+from basaltmq.queues.ready.rows import read_entry, unwrap
 from basaltmq.store.api import Reader, Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import (
+from basaltmq.store.keys.queues import (
     decode_queue_quarantine_key,
     lp,
     message_of,

@@ -15,29 +15,33 @@ from functools import partial
 from typing import Final
 
 from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError
-from basaltmq.queues import advice, dedup, failures, lending, limits, making, rows
-from basaltmq.queues.backing import APART, RETURNED, SPILLED, TIMED, BackingQueue, Entry
-from basaltmq.queues.budget import MemoryBudget
+from basaltmq.queues import entry_builder as making
 from basaltmq.queues.change import Change
 from basaltmq.queues.config import Durability, QueueConfig
-from basaltmq.queues.delays import delay
-from basaltmq.queues.delivery import Delivery
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
-from basaltmq.queues.expiry import expire
-from basaltmq.queues.fair import SUB_QUEUES_MAX
-from basaltmq.queues.hooks import QueueHooks
-from basaltmq.queues.leases import FOREVER, LEASE_MAX, LeaseCall, Leases, check_visibility
-from basaltmq.queues.lifecycle import ACKED, ENQUEUED
-from basaltmq.queues.making import ENQUEUE_MAX, MS, Made
+from basaltmq.queues.entry_builder import ENQUEUE_MAX, MS, Made
+from basaltmq.queues.events.event import ACKED, ENQUEUED
+from basaltmq.queues.leases import granting as lending
+from basaltmq.queues.leases.delivery import Delivery
+from basaltmq.queues.leases.table import FOREVER, LEASE_MAX, LeaseCall, Leases, check_visibility
+from basaltmq.queues.lifecycle import dedup, failures, limits
+from basaltmq.queues.lifecycle.delays import delay
+from basaltmq.queues.lifecycle.ttl import expire
 from basaltmq.queues.message import Message, encode_row
-from basaltmq.queues.plain import Plain
-from basaltmq.queues.portion import fit
-from basaltmq.queues.shared import Shared
+from basaltmq.queues.plane_context import Shared
+from basaltmq.queues.ready import rows
+from basaltmq.queues.ready.backing import APART, RETURNED, SPILLED, TIMED, BackingQueue, Entry
+from basaltmq.queues.ready.budget import MemoryBudget
+from basaltmq.queues.ready.byte_limit import fit
+from basaltmq.queues.ready.fair_queue import SUB_QUEUES_MAX
+from basaltmq.queues.ready.plain import Plain
+from basaltmq.queues.scripts import advice
+from basaltmq.queues.scripts.hooks import QueueHooks
 from basaltmq.queues.stats import DURABLE_FIELDS, QueueStats
-from basaltmq.queues.throttling import Throttling
+from basaltmq.queues.throttle.queue_throttle import Throttling
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import lp, queue_stats_key, timed_of, transient_counts_key
+from basaltmq.store.keys.queues import lp, queue_stats_key, timed_of, transient_counts_key
 
 FLOOR_EVERY: Final = 10_000
 """Acks between two looks at where the queue begins: at most so many tombstones are read when it is loaded."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from basaltmq.errors import CorruptionError, InvalidArgumentError, InvalidConfigError, LimitExceededError
-from basaltmq.queues.throttle import Limit
+from basaltmq.queues.throttle.token_buckets import Limit
 
 KEY_BYTES_MAX: Final = 1024
 VALUE_BYTES_MAX: Final = 64 << 10

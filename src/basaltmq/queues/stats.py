@@ -23,9 +23,9 @@ from typing import Final
 from zlib import crc32
 
 from basaltmq.errors import CorruptionError
-from basaltmq.queues.backing import APART, TRANSIENT, Entry
-from basaltmq.queues.plain import Plain
 from basaltmq.queues.quarantine import Loss
+from basaltmq.queues.ready.backing import APART, TRANSIENT, Entry
+from basaltmq.queues.ready.plain import Plain
 
 LAYOUT: Final = 3
 FIELDS: Final = (

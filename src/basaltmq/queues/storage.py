@@ -21,12 +21,12 @@ from typing import Final, Protocol
 import msgspec
 
 from basaltmq.errors import CorruptionError, InvalidArgumentError, QueueNotFoundError
-from basaltmq.queues import rows, upgrade
-from basaltmq.queues.backing import APART, TIMED, Entry
+from basaltmq.queues import upgrade
 from basaltmq.queues.change import Change
 from basaltmq.queues.config import QueueConfig, decode_config
 from basaltmq.queues.content import Content
 from basaltmq.queues.lease import Lease, decode_lease
+from basaltmq.queues.lifecycle.removal import BY_QUEUE
 from basaltmq.queues.message import Message
 from basaltmq.queues.operations import (
     DeleteLease,
@@ -37,13 +37,14 @@ from basaltmq.queues.operations import (
     PutQueue,
     PutState,
 )
-from basaltmq.queues.recount import counted, entries_of
-from basaltmq.queues.removal import BY_QUEUE
+from basaltmq.queues.ready import rows
+from basaltmq.queues.ready.backing import APART, TIMED, Entry
+from basaltmq.queues.recovery.recount import counted, entries_of
 from basaltmq.queues.stats import QueueStats
-from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 from basaltmq.store.versions import bring_up_to_date
 
 CONTENT: Final = "queue_storage"

@@ -31,17 +31,17 @@ import msgspec
 
 from basaltmq.decoding import json_decoder
 from basaltmq.errors import BasaltError, CorruptionError
-from basaltmq.queues.backing import Entry
 from basaltmq.queues.config import QueueConfig, default_row, encode_config
 from basaltmq.queues.lease_v2 import Lease, decode_lease, encode_lease
-from basaltmq.queues.leases import LeaseCall, encode_lease_call
+from basaltmq.queues.leases.table import LeaseCall, encode_lease_call
 from basaltmq.queues.message import Message, check_message, encode_row
 from basaltmq.queues.quarantine import Quarantine, Suspect, queue_of
-from basaltmq.queues.recount import counted
-from basaltmq.store import keys
+from basaltmq.queues.ready.backing import Entry
+from basaltmq.queues.recovery.recount import counted
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 
 BATCH_BYTES: Final = 8 << 20
 """Rows of this size are written together: a few milliseconds each, and bounded memory."""

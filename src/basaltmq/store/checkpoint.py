@@ -45,8 +45,8 @@ from basaltmq.store.directory import (
     sync_file,
     write_durably,
 )
+from basaltmq.store.integrity.seals import Sealer, Sum, file_sum, mismatch
 from basaltmq.store.rocks_errors import translate
-from basaltmq.store.seals import Sealer, Sum, file_sum, mismatch
 
 FORMAT: Final = "basalt-checksums"
 VERSION: Final = 1

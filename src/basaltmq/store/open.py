@@ -18,14 +18,14 @@ from basaltmq.errors import CorruptionError, StoreNotFoundError, UnknownFamilyEr
 from basaltmq.store.checkpoint import end_checkpoint
 from basaltmq.store.directory import StoreDirectory, os_error, read_marker, sync_directory
 from basaltmq.store.families import BY_LABEL
-from basaltmq.store.log_checks import check_logs, cut_tails
+from basaltmq.store.integrity.log_checks import check_logs, cut_tails
+from basaltmq.store.integrity.seals import Sealer
+from basaltmq.store.integrity.synced import SyncedFile
 from basaltmq.store.options import StoreOptions, database_options, family_options
 from basaltmq.store.rocks import RocksStore, families_of
 from basaltmq.store.rocks_errors import translate
 from basaltmq.store.salvage import swap
-from basaltmq.store.seals import Sealer
-from basaltmq.store.synced import SyncedFile
-from basaltmq.store.unreadable import Unreadable
+from basaltmq.store.salvage.unreadable import Unreadable
 from basaltmq.store.view import ATTEMPTS_MAX, ViewFiles
 
 

@@ -53,15 +53,15 @@ from basaltmq.store.checkpoint import write_checkpoint
 from basaltmq.store.directory import MARKER, read_marker
 from basaltmq.store.families import Family
 from basaltmq.store.forks import in_child, never_free
+from basaltmq.store.integrity.seals import Sealer
+from basaltmq.store.integrity.synced import SyncedFile
 from basaltmq.store.options import StoreOptions
 from basaltmq.store.ranges import Piece
 from basaltmq.store.rocks_cursor import SKIPPED_MAX, Cursor, RocksSnapshot, Run
 from basaltmq.store.rocks_errors import translate
 from basaltmq.store.rocks_properties import DATABASE_PROPERTIES, PROPERTIES
-from basaltmq.store.seals import Sealer
-from basaltmq.store.synced import SyncedFile
-from basaltmq.store.unreadable import NOT_COMPACTED, PASSED_OVER, Unreadable, scan_past
-from basaltmq.store.verify import verify, verify_open
+from basaltmq.store.salvage.unreadable import NOT_COMPACTED, PASSED_OVER, Unreadable, scan_past
+from basaltmq.store.salvage.verify import verify, verify_open
 
 CLOSE_WAIT_S: Final = 60.0
 """A call that has not come back after this long at close is a disk that has gone away."""

@@ -31,11 +31,11 @@ from rocksdict import Rdict
 
 from basaltmq.errors import CorruptionError, LimitExceededError
 from basaltmq.store.directory import DATABASE, os_error
-from basaltmq.store.manifest import oldest_log
+from basaltmq.store.integrity.manifest import oldest_log
+from basaltmq.store.integrity.seals import is_table
+from basaltmq.store.integrity.wal import current_manifest, is_wal, scan_log, wal_number
 from basaltmq.store.salvage.views import BLOB_LINE
 from basaltmq.store.scratch import Scratch
-from basaltmq.store.seals import is_table
-from basaltmq.store.wal import current_manifest, is_wal, scan_log, wal_number
 
 ATTEMPTS_MAX: Final = 20
 """A file that comes and goes within the milliseconds of one gathering is rare; so many are not chance."""

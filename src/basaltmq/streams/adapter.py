@@ -32,11 +32,11 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import msgspec
 
+from basaltmq.durability import Durability
 from basaltmq.errors import InvalidArgumentError, LimitExceededError, OffsetOutOfRangeError
-from basaltmq.log.columnar import ColumnBatch
-from basaltmq.log.record import NEVER, UNSTAMPED, Record, StoredRecord, check_record
+from basaltmq.log.batches.columnar import ColumnBatch
+from basaltmq.log.batches.record import NEVER, UNSTAMPED, Record, StoredRecord, check_record
 from basaltmq.store.batch import Batch
-from basaltmq.streams.durability import Durability
 from basaltmq.streams.shards import OFFSET_MAX, ShardMeta, ShardSpec
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ class RecordsRead:
         return self._records
 
     def arrow(self) -> pa.RecordBatch:
-        from basaltmq.log.arrow import records_to_arrow
+        from basaltmq.log.batches.arrow import records_to_arrow
 
         return records_to_arrow(self._records)
 

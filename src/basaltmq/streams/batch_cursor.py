@@ -14,8 +14,8 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from basaltmq.log.kafka import RecordReader
-from basaltmq.log.record import StoredRecord, record_size_bytes
+from basaltmq.log.batches.kafka import RecordReader
+from basaltmq.log.batches.record import StoredRecord, record_size_bytes
 
 CURSORS_MAX: Final = 1024
 """Consumers inside a batch at once; those beyond decode it from its beginning."""

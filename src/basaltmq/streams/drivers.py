@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Final, TypeVar
 
+from basaltmq.durability import Durability
 from basaltmq.errors import (
     DamagedFrameError,
     InvalidArgumentError,
@@ -22,8 +23,8 @@ from basaltmq.errors import (
     ShardNotFoundError,
     StoreClosedError,
 )
-from basaltmq.log.columnar import ColumnBatch
-from basaltmq.log.record import Record
+from basaltmq.log.batches.columnar import ColumnBatch
+from basaltmq.log.batches.record import Record
 from basaltmq.streams.adapter import (
     READ_BYTES,
     READ_RECORDS,
@@ -33,7 +34,6 @@ from basaltmq.streams.adapter import (
     ShardInfo,
     StorageAdapter,
 )
-from basaltmq.streams.durability import Durability
 from basaltmq.streams.partitions import Partitioner, partition_of_key
 from basaltmq.streams.shards import Engine, Shards
 from basaltmq.streams.topics import Topic, Topics

@@ -26,7 +26,7 @@ from basaltmq.errors import (
     StaleMemberError,
     TopicNotFoundError,
 )
-from basaltmq.log.record import StoredRecord
+from basaltmq.log.batches.record import StoredRecord
 from basaltmq.streams.adapter import READ_BYTES, Otherwise
 from basaltmq.streams.drivers import Drivers
 from basaltmq.streams.offsets import Commit, Offsets, TopicPartition

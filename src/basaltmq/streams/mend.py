@@ -29,14 +29,14 @@ from basaltmq.errors import BasaltError, CorruptionError
 from basaltmq.log.frame import COLUMNAR, KAFKA
 from basaltmq.log.lane_view import LaneView
 from basaltmq.log.recovery import scan
-from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 from basaltmq.store.salvage.losses import Losses
 from basaltmq.store.salvage.naming import Loss
-from basaltmq.streams.record_row import decode_row
-from basaltmq.streams.rocksdb_engine import TAIL, TIME_NONE, index_rows
+from basaltmq.streams.engines.rocksdb.engine import TAIL, TIME_NONE, index_rows
+from basaltmq.streams.engines.rocksdb.record_row import decode_row
 from basaltmq.streams.shards import OFFSET_MAX, SHADOW, SHARD_FIRST, Engine, ShardMeta
 from basaltmq.streams.topics import TopicConfig, TopicState, topic_state
 

@@ -21,12 +21,12 @@ from typing import Final
 
 import msgspec
 
+from basaltmq.durability import Durability
 from basaltmq.errors import InvalidArgumentError, InvalidConfigError, StorageError
-from basaltmq.log.record import clamped
+from basaltmq.log.batches.record import clamped
 from basaltmq.store.batch import Batch
 from basaltmq.streams.adapter import StorageAdapter
 from basaltmq.streams.drivers import Engines
-from basaltmq.streams.durability import Durability
 from basaltmq.streams.shards import SHADOW, Engine, Shards, ShardSpec
 from basaltmq.streams.topics import Moving, Topic, TopicConfig, Topics
 

@@ -26,10 +26,10 @@ from uuid import UUID
 import msgspec
 
 from basaltmq.errors import BasaltError, CorruptionError, InvalidArgumentError, LimitExceededError, StoreClosedError
-from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 from basaltmq.streams.shards import OFFSET_MAX
 
 _ROW: Final = Layout(">BQqi")

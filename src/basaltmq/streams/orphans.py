@@ -19,10 +19,10 @@ import msgspec
 from basaltmq.catalog.catalog import Catalog
 from basaltmq.catalog.record import decode_value
 from basaltmq.errors import BasaltError, ShardNotFoundError
-from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 from basaltmq.streams.adapter import StorageAdapter
 from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.shards import Engine, Shards

@@ -16,13 +16,13 @@ from basaltmq.errors import BasaltError
 from basaltmq.store.api import Store
 from basaltmq.streams.adapter import Clock, StorageAdapter
 from basaltmq.streams.drivers import Drivers, EngineFactory, Engines
+from basaltmq.streams.engines.memory import MemoryEngine
+from basaltmq.streams.engines.rocksdb.engine import RocksdbEngine
 from basaltmq.streams.groups import GroupMembers, Groups
 from basaltmq.streams.leaders import Leaders, OneNode
-from basaltmq.streams.memory_engine import MemoryEngine
 from basaltmq.streams.migration import Migration
 from basaltmq.streams.offsets import CachedOffsets, Offsets, PersistentOffsets
 from basaltmq.streams.orphans import Orphans
-from basaltmq.streams.rocksdb_engine import RocksdbEngine
 from basaltmq.streams.shards import Engine, Shards
 from basaltmq.streams.topics import CREATE_TIMEOUT_MS, Topics
 from basaltmq.streams.watermark import Watermarks

@@ -39,6 +39,7 @@ from uuid import UUID
 import msgspec
 
 from basaltmq.decoding import json_decoder
+from basaltmq.durability import Durability
 from basaltmq.errors import (
     CorruptionError,
     InvalidArgumentError,
@@ -47,12 +48,11 @@ from basaltmq.errors import (
     ShardExistsError,
     ShardNotFoundError,
 )
-from basaltmq.log.record import RECORD_BYTES_LIMIT, RECORD_BYTES_MAX
-from basaltmq.store import keys
+from basaltmq.log.batches.record import RECORD_BYTES_LIMIT, RECORD_BYTES_MAX
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.streams.durability import Durability
+from basaltmq.store.keys import queues as keys
 
 ROW_VERSION: Final = 1
 _ROW: Final = Layout(">BBHI16sIQQq")

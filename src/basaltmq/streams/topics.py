@@ -27,6 +27,7 @@ from basaltmq.catalog.kinds import Kind
 from basaltmq.catalog.objects import Action, CatalogObject, Event, NewObject
 from basaltmq.catalog.record import ROOT, check_name
 from basaltmq.decoding import converter
+from basaltmq.durability import Durability
 from basaltmq.errors import (
     AlreadyExistsError,
     BasaltError,
@@ -38,10 +39,9 @@ from basaltmq.errors import (
     TopicNotFoundError,
 )
 from basaltmq.ids import Ids
-from basaltmq.log.record import RECORD_BYTES_MAX
+from basaltmq.log.batches.record import RECORD_BYTES_MAX
 from basaltmq.store.batch import Batch
 from basaltmq.streams.adapter import StorageAdapter
-from basaltmq.streams.durability import Durability
 from basaltmq.streams.offsets import Durable, Offsets
 from basaltmq.streams.shards import (
     DAY_MS,

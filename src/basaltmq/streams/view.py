@@ -48,11 +48,11 @@ from basaltmq.store.options import StoreOptions
 from basaltmq.store.overlay import OverlayStore
 from basaltmq.store.rocks import RocksStore
 from basaltmq.streams.adapter import READ_BYTES, READ_RECORDS, Clock, Otherwise, ReadBatch, ShardInfo
+from basaltmq.streams.engines.segment.view import CAUGHT_UP_FRAMES_MAX, SegmentView
 from basaltmq.streams.groups import PartitionLag
 from basaltmq.streams.leaders import Leaders
 from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.plane import StreamPlane
-from basaltmq.streams.segment_view import CAUGHT_UP_FRAMES_MAX, SegmentView
 from basaltmq.streams.shards import Engine, Shards
 from basaltmq.streams.topics import Topic, TopicPage
 from basaltmq.streams.view_engines import SeenRocksdb, UnseenMemory

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from basaltmq.store.api import Store
 from basaltmq.store.directory import os_error
-from basaltmq.store.wal import wal_files
+from basaltmq.store.integrity.wal import wal_files
 from basaltmq.streams.adapter import Clock, ShardInfo
+from basaltmq.streams.engines.memory import MemoryEngine
+from basaltmq.streams.engines.rocksdb.engine import RocksdbEngine
 from basaltmq.streams.leaders import Leaders
-from basaltmq.streams.memory_engine import MemoryEngine
 from basaltmq.streams.offsets import Offsets
-from basaltmq.streams.rocksdb_engine import RocksdbEngine
 from basaltmq.streams.shards import Shards
 
 

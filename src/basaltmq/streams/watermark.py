@@ -23,9 +23,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+from basaltmq.durability import Durability
 from basaltmq.errors import BasaltError
-from basaltmq.store.commit import GroupSync, Syncable
-from basaltmq.streams.durability import Durability
+from basaltmq.store.sync.group_commit import GroupSync, Syncable
 
 UNSYNCED_APPENDS_MAX: Final = 10_000
 """Appends that may wait for a sync nobody asked for; the next one waits itself."""

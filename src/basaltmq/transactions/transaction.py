@@ -21,9 +21,9 @@ from uuid import UUID
 from basaltmq.errors import InvalidArgumentError, LimitExceededError, StorageError, StoreStalledError, TransactionError
 from basaltmq.messages.store import MessageStore
 from basaltmq.messages.stored import StoredMessage
-from basaltmq.store import keys
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 
 TRANSACTION_BYTES_MAX: Final = 128 << 20
 """Half of what a store takes as one batch, so that a full transaction still fits a group."""

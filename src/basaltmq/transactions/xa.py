@@ -44,12 +44,12 @@ from basaltmq.messages.branches import (
 from basaltmq.messages.metadata import decode_metadata, delete_rows
 from basaltmq.messages.store import MessageStore
 from basaltmq.messages.stored import StoredMessage
-from basaltmq.store import keys
+from basaltmq.queues.transactions.branch_table import BranchTable, TableBranch
+from basaltmq.queues.transactions.xa_states import BranchState, Verb, next_branch_state
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.transactions.branch_table import BranchTable, TableBranch
+from basaltmq.store.keys import queues as keys
 from basaltmq.transactions.transaction import NOTHING_WRITTEN, Changes
-from basaltmq.transactions.xa_states import BranchState, Verb, next_branch_state
 
 _CHECK_ROWS: Final = 1024
 _T = TypeVar("_T")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from tests.interop.server import Broker
 
-from basaltmq.cli.api_client import ApiClient, path
 from basaltmq.errors import RemoteError
+from basaltmq.http_client import ApiClient, path
 
 GUEST = "Basic " + base64.b64encode(b"guest:guest").decode()
 ALL = {"configure": ".*", "write": ".*", "read": ".*"}

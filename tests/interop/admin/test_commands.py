@@ -16,10 +16,10 @@ from confluent_kafka.admin import AdminClient
 from tests.interop.server import Broker
 
 from basaltmq.broker.vhost_directory import NAME_FILE, VHostDirectories
-from basaltmq.cli import server_topic
-from basaltmq.cli.api_client import path
 from basaltmq.cli.main import main
+from basaltmq.cli.topic import remote as server_topic
 from basaltmq.errors import RemoteError
+from basaltmq.http_client import path
 from basaltmq.store.directory import encode_line
 
 Run: TypeAlias = Callable[..., Result]

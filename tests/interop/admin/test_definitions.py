@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from tests.interop.server import Broker, running
 
-from basaltmq.cli.api_client import path
 from basaltmq.errors import RemoteError
+from basaltmq.http_client import path
 
 RABBIT = Path(__file__).parents[2] / "fixtures" / "rabbitmq_definitions.json"
 

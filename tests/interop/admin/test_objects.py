@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.interop.server import Broker
 
-from basaltmq.cli.api_client import ApiClient, path
 from basaltmq.errors import RemoteError
+from basaltmq.http_client import ApiClient, path
 
 
 @pytest.fixture

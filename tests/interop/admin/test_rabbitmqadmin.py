@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from tests.interop.server import Broker
 
-from basaltmq.cli.api_client import ApiClient, path
+from basaltmq.http_client import ApiClient, path
 
 LISTS = {
     "connections": ["name", "user", "channels"],

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 from tests.interop.server import Broker, running
 
-from basaltmq.cli.api_client import path
+from basaltmq.http_client import path
 
 PUBLIC = {"/healthz", "/metrics", "/metrics/per-object"}
 """Routes without a password; /metrics has a setting and a test of its own."""

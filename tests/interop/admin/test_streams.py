@@ -25,9 +25,9 @@ from basaltmq.errors import (
 )
 from basaltmq.pipeline.remote import RemoteView
 from basaltmq.pipeline.remote_http import BrokerHttp, Login, path
-from basaltmq.queues.lifecycle import decode_events
-from basaltmq.streams.parcel import pack
-from basaltmq.streams.stage import SCHEMA
+from basaltmq.queues.events.event import decode_events
+from basaltmq.streams.imports.parcel import pack
+from basaltmq.streams.imports.stage import SCHEMA
 
 SECRET = "sesame"  # noqa: S105
 WRONG = "s3same"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 from tests.interop.server import POLL_S, Broker
 
-from basaltmq.cli.api_client import path
+from basaltmq.http_client import path
 
 SAMPLE = re.compile(r'^([a-z_]+)(\{(?:[a-z_]+="(?:[^"\\\n]|\\.)*",?)*\})? (-?[0-9.e+-]+)$')
 GUEST = "Basic Z3Vlc3Q6Z3Vlc3Q="

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 from tests.unit.protocols.amqp091.wire import Frame, handshake
 
-from basaltmq.protocols.amqp091 import methods as m
-from basaltmq.protocols.amqp091.frames import END, HEAD, METHOD
-from basaltmq.protocols.amqp091.method_codec import encode_method
+from basaltmq.protocols.amqp091.wire import methods as m
+from basaltmq.protocols.amqp091.wire.frames import END, HEAD, METHOD
+from basaltmq.protocols.amqp091.wire.method_codec import encode_method
 
 WAIT_S = 30.0
 

@@ -12,8 +12,8 @@ from tests.interop.amqp091.raw import declare, raw_client
 from tests.interop.server import Broker, running
 from tests.unit.protocols.amqp091.wire import frames, handshake, publish
 
-from basaltmq.protocols.amqp091 import methods as m
-from basaltmq.protocols.amqp091.frames import PROTOCOL_HEADER
+from basaltmq.protocols.amqp091.wire import methods as m
+from basaltmq.protocols.amqp091.wire.frames import PROTOCOL_HEADER
 
 WAIT_S = 30
 PERSISTENT = b"\x10\0\2"

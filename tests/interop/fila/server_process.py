@@ -20,16 +20,16 @@ from typing import Any
 
 import uvloop
 
-from basaltmq.broker.loop_commit import LoopCommit
-from basaltmq.broker.permissions import Permissions
-from basaltmq.broker.users import ADMINISTRATOR, Users
+from basaltmq.broker.auth.permissions import Permissions
+from basaltmq.broker.auth.users import ADMINISTRATOR, Users
 from basaltmq.catalog.catalog import Catalog
-from basaltmq.cli.serve import SWITCH_S
-from basaltmq.protocols.fila.access import Accounts
-from basaltmq.protocols.fila.api_keys import ApiKeys
-from basaltmq.protocols.fila.server import FilaOptions, FilaServer, TlsFiles
+from basaltmq.cli.server.command import SWITCH_S
+from basaltmq.protocols.grpc.services.access import Accounts
+from basaltmq.protocols.grpc.services.api_keys import ApiKeys
+from basaltmq.protocols.grpc.services.queue_server import FilaOptions, FilaServer, TlsFiles
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.open import open_store
+from basaltmq.store.sync.loop_commit import LoopCommit
 
 CLOCK_LOOK_S = 1.0
 

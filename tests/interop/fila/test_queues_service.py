@@ -14,7 +14,7 @@ import pytest
 from tests.interop.fila.conftest import Admin, Server, until
 
 from basaltmq.client import AsyncClient, Client, Draft
-from basaltmq.client.attendance import GiveUp
+from basaltmq.client.worker_session import GiveUp
 from basaltmq.errors import (
     BasaltError,
     InvalidArgumentError,

@@ -6,9 +6,9 @@ import socket
 import struct
 from typing import Any
 
-from basaltmq.log.kafka import read_header
-from basaltmq.log.record import Record
-from basaltmq.protocols.kafka import api as k
+from basaltmq.log.batches.kafka import read_header
+from basaltmq.log.batches.record import Record
+from basaltmq.protocols.kafka.wire import api as k
 
 TIMEOUT_S = 30.0
 
@@ -116,7 +116,7 @@ def batch_of(*values: bytes, producer: tuple[int, int, int] | None = None) -> by
     """A record batch; `producer` is an id, an epoch and the first sequence."""
     import google_crc32c
 
-    from basaltmq.log.kafka import encode_plain
+    from basaltmq.log.batches.kafka import encode_plain
 
     raw = encode_plain([Record(value, timestamp_ms=1_700_000_000_000) for value in values])
     if producer is None:

@@ -11,8 +11,8 @@ from tests.interop.kafka.client_modules import confluent_kafka, kafka_python
 from tests.interop.kafka.raw import RawClient, batch_of
 from tests.interop.server import Broker
 
-from basaltmq.protocols.kafka import api as k
-from basaltmq.protocols.kafka import errors as e
+from basaltmq.protocols.kafka.wire import api as k
+from basaltmq.protocols.kafka.wire import errors as e
 
 WAIT_S = 60.0
 

@@ -11,10 +11,10 @@ from tests.interop.kafka.raw import RawClient
 from tests.interop.server import Broker
 from tests.unit.log.test_kafka import compressed
 
-from basaltmq.cli.api_client import path
 from basaltmq.errors import RemoteError
-from basaltmq.log import codecs, kafka
-from basaltmq.log.record import Record
+from basaltmq.http_client import path
+from basaltmq.log.batches import codecs, kafka
+from basaltmq.log.batches.record import Record
 
 BOMB_BYTES = 120 << 20
 GROWTH_BYTES_MAX = 150 << 20

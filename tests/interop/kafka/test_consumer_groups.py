@@ -22,8 +22,8 @@ from tests.interop.kafka.client_modules import confluent_kafka
 from tests.interop.kafka.raw import RawClient
 from tests.interop.server import Broker, running
 
-from basaltmq.cli.api_client import path
-from basaltmq.protocols.kafka import api as k
+from basaltmq.http_client import path
+from basaltmq.protocols.kafka.wire import api as k
 
 WAIT_S = 90.0
 POLL_S = 0.02

@@ -17,8 +17,8 @@ from tests.interop.kafka.client_modules import confluent_kafka
 from tests.interop.kafka.raw import RawClient
 from tests.interop.server import Broker, running
 
-from basaltmq.cli.api_client import path
-from basaltmq.protocols.kafka import api as k
+from basaltmq.http_client import path
+from basaltmq.protocols.kafka.wire import api as k
 
 FILES = Path(__file__).parents[2] / "fixtures" / "tls"
 WAIT_S = 30.0

@@ -12,14 +12,14 @@ from tests.interop.kafka.raw import RawClient
 from tests.interop.kafka.test_clients import consumer_of, receive
 from tests.interop.server import Broker
 
-from basaltmq.cli.api_client import path
 from basaltmq.errors import RemoteError
-from basaltmq.log.kafka import encode_plain, records
-from basaltmq.log.record import TIMESTAMP_MS_MAX, Record
+from basaltmq.http_client import path
+from basaltmq.log.batches.kafka import encode_plain, records
+from basaltmq.log.batches.record import TIMESTAMP_MS_MAX, Record
 from basaltmq.pipeline.place import store_path
 from basaltmq.pipeline.remote import RemoteView
 from basaltmq.pipeline.remote_http import Login
-from basaltmq.protocols.kafka import errors as e
+from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.streams.view import StreamView
 
 HEADERS = (("null", None), ("empty", b""), ("full", b"x"))

@@ -11,10 +11,10 @@ import pytest
 from tests.interop.kafka.raw import RawClient, batch_of, fetched
 from tests.interop.server import Broker
 
-from basaltmq.log.kafka import encode_plain, records
-from basaltmq.log.record import Record
-from basaltmq.protocols.kafka import api as k
-from basaltmq.protocols.kafka import errors as e
+from basaltmq.log.batches.kafka import encode_plain, records
+from basaltmq.log.batches.record import Record
+from basaltmq.protocols.kafka.wire import api as k
+from basaltmq.protocols.kafka.wire import errors as e
 
 
 @pytest.mark.parametrize("size", [0x7FFFFFFF, -1, -(1 << 31), (100 << 20) + 1])

@@ -12,9 +12,9 @@ from tests.interop.kafka.client_modules import aiokafka, confluent_kafka, kafka_
 from tests.interop.kafka.raw import RawClient, fetched
 from tests.interop.server import Broker
 
-from basaltmq.log.kafka import records
-from basaltmq.protocols.kafka import api as k
-from basaltmq.protocols.kafka import errors as e
+from basaltmq.log.batches.kafka import records
+from basaltmq.protocols.kafka.wire import api as k
+from basaltmq.protocols.kafka.wire import errors as e
 
 WAIT_S = 60.0
 

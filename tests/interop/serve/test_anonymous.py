@@ -13,9 +13,9 @@ from tests.interop.fila.conftest import Admin
 from tests.interop.kafka.raw import RawClient
 from tests.interop.server import Broker, running
 
-from basaltmq.cli.api_client import path
-from basaltmq.protocols.kafka import api as k
-from basaltmq.protocols.kafka import errors as e
+from basaltmq.http_client import path
+from basaltmq.protocols.kafka.wire import api as k
+from basaltmq.protocols.kafka.wire import errors as e
 
 CREDENTIAL = {"name": "guest", "mechanism": 1, "iterations": 4096, "salt": b"salt", "salted_password": b"x" * 32}
 GIVE = {"deletions": [], "upsertions": [CREDENTIAL]}

@@ -17,9 +17,9 @@ from click.testing import CliRunner
 from tests.interop.server import POLL_S, Broker, running
 
 from basaltmq.broker.vhost_directory import directory_name
-from basaltmq.cli.api_client import path
 from basaltmq.cli.main import main
 from basaltmq.errors import RemoteError
+from basaltmq.http_client import path
 
 WAIT_S = 60
 

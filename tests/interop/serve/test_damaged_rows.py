@@ -17,7 +17,7 @@ from basaltmq.broker.vhost_directory import VHostDirectories
 from basaltmq.client import Client
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import lp, queue_stats_key
+from basaltmq.store.keys.queues import lp, queue_stats_key
 from basaltmq.store.open import open_store
 
 WAIT_S = 30

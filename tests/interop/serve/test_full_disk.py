@@ -19,9 +19,9 @@ from tests.fixtures.small_disk import MIB, fill, small_disk_at
 from tests.interop.serve.test_bad_days import eventually, refused
 from tests.interop.server import Broker, running
 
-from basaltmq.cli.api_client import path
 from basaltmq.errors import RemoteError
-from basaltmq.store.reserve import NAME as RESERVE
+from basaltmq.http_client import path
+from basaltmq.store.space.reserve import NAME as RESERVE
 
 BODY_BYTES = 128 << 10
 WAIT_S = 60.0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.interop.server import Broker, running
 
-from basaltmq.protocols.http2 import frames as f
+from basaltmq.protocols.grpc.http2 import frames as f
 
 FILES = Path(__file__).parents[2] / "fixtures" / "tls"
 TIMEOUT_MS = 500

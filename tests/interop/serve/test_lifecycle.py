@@ -18,7 +18,7 @@ import pika
 import pytest
 from tests.interop.server import POLL_S, ROOT, Broker, running
 
-from basaltmq.cli.api_client import path
+from basaltmq.http_client import path
 from basaltmq.store.open import open_store
 
 WAIT_S = 60

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.interop.server import ROOT, running
 
-from basaltmq.cli.api_client import path
+from basaltmq.http_client import path
 
 FILE = ROOT / "tests" / "fixtures" / "rabbitmq_definitions.json"
 

@@ -10,7 +10,7 @@ import pytest
 from aio_pika.exceptions import AMQPError
 from tests.interop.server import Broker
 
-from basaltmq.cli.api_client import path
+from basaltmq.http_client import path
 
 WINDOW = 200
 ENOUGH = 300

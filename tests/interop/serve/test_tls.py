@@ -13,7 +13,7 @@ import pika
 import pytest
 from tests.interop.server import POLL_S, Broker, running
 
-from basaltmq.cli.api_client import ApiClient, path
+from basaltmq.http_client import ApiClient, path
 
 FILES = Path(__file__).parents[2] / "fixtures" / "tls"
 WAIT_S = 60

@@ -7,7 +7,7 @@ import sys
 
 from tests.interop.spark.light import LIGHT
 
-from basaltmq.pipeline.archive import ArchiveJob, archive
+from basaltmq.pipeline.archive.archive import ArchiveJob, archive
 from basaltmq.pipeline.session import spark_session
 
 if __name__ == "__main__":

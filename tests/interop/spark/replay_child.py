@@ -7,7 +7,7 @@ import sys
 import msgspec
 from tests.interop.spark.light import LIGHT
 
-from basaltmq.pipeline.replay import ReplayJob, replay
+from basaltmq.pipeline.archive.replay import ReplayJob, replay
 from basaltmq.pipeline.session import spark_session
 
 if __name__ == "__main__":

@@ -17,13 +17,13 @@ from pyspark.sql import SparkSession
 
 import basaltmq
 from basaltmq.errors import InvalidArgumentError
-from basaltmq.log.record import TIMESTAMP_MS_MAX as MAX_MS
-from basaltmq.log.record import Record
-from basaltmq.pipeline.archive import ArchiveJob, archive
-from basaltmq.pipeline.audit import AuditJob, audit
+from basaltmq.log.batches.record import TIMESTAMP_MS_MAX as MAX_MS
+from basaltmq.log.batches.record import Record
+from basaltmq.pipeline.archive.archive import ArchiveJob, archive
+from basaltmq.pipeline.archive.manifest import CHECKSUM, read_manifests
+from basaltmq.pipeline.archive.replay import ReplayJob, replay
+from basaltmq.pipeline.audit.audit import AuditJob, audit
 from basaltmq.pipeline.files import Files
-from basaltmq.pipeline.manifest import CHECKSUM, read_manifests
-from basaltmq.pipeline.replay import ReplayJob, replay
 
 pytestmark = [pytest.mark.spec("F2", "F3"), pytest.mark.timeout(400), pytest.mark.xdist_group("spark")]
 

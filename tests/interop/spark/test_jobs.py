@@ -19,18 +19,18 @@ from pyspark.sql import SparkSession
 import basaltmq
 from basaltmq.cli.main import main
 from basaltmq.embedded.database import Basalt, Settings
-from basaltmq.log.record import Record
-from basaltmq.pipeline.archive import ArchiveJob, archive
-from basaltmq.pipeline.audit import Audited, AuditJob, audit
-from basaltmq.pipeline.compact import CompactJob, compact
+from basaltmq.log.batches.record import Record
+from basaltmq.pipeline.archive.archive import ArchiveJob, archive
+from basaltmq.pipeline.archive.compact import CompactJob, compact
+from basaltmq.pipeline.archive.replay import ReplayJob, replay
+from basaltmq.pipeline.audit.audit import Audited, AuditJob, audit
 from basaltmq.pipeline.findings import exit_code
 from basaltmq.pipeline.latency import latency
-from basaltmq.pipeline.replay import ReplayJob, replay
 from basaltmq.pipeline.reports import audit_page, latency_page
-from basaltmq.queues.event_topic import EventSettings
-from basaltmq.store import keys
+from basaltmq.queues.events.topic import EventSettings
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 from basaltmq.store.open import open_store
 
 pytestmark = [pytest.mark.spec("F2", "F3"), pytest.mark.timeout(500), pytest.mark.xdist_group("spark")]

@@ -13,13 +13,13 @@ from pyspark.sql import SparkSession
 import basaltmq
 from basaltmq.cli.main import main
 from basaltmq.errors import InvalidArgumentError
-from basaltmq.log.record import Record
+from basaltmq.log.batches.record import Record
 from basaltmq.pipeline.dedup import DedupJob, dedup
 from basaltmq.pipeline.dlq import STAMP, RedriveJob, redrive
 from basaltmq.pipeline.latest import LatestJob, latest
-from basaltmq.pipeline.outlet import Outlet
 from basaltmq.pipeline.profile import ProfileJob, fields_of, profile
 from basaltmq.pipeline.profile_page import profile_page
+from basaltmq.pipeline.sink import Outlet
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_store
 

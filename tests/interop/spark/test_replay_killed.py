@@ -17,10 +17,10 @@ from pyspark.sql import SparkSession
 
 import basaltmq
 from basaltmq.errors import BasaltError
-from basaltmq.log.record import Record
-from basaltmq.pipeline.replay import ReplayJob, replay
+from basaltmq.log.batches.record import Record
+from basaltmq.pipeline.archive.replay import ReplayJob, replay
 from basaltmq.store.open import open_view
-from basaltmq.streams.imports import runs
+from basaltmq.streams.imports.imports import runs
 
 KILLS = int(os.environ.get("BASALT_KILLS", "0"))
 SEED = int(os.environ.get("BASALT_SEED", str(random.SystemRandom().randrange(1 << 32))))

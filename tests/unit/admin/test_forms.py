@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from basaltmq import errors
-from basaltmq.admin.errors import STATUS, http_error, status_of
-from basaltmq.admin.exposition import Metric, expose
-from basaltmq.admin.json_tables import payload_of, properties_of, shown_payload, shown_properties, shown_table
-from basaltmq.admin.message import HttpError, Request
-from basaltmq.admin.paging import listing, only_columns
-from basaltmq.admin.rates import LOOKS_MAX, Rates
-from basaltmq.admin.routes import Call
+from basaltmq.admin.http.errors import STATUS, http_error, status_of
+from basaltmq.admin.http.message import HttpError, Request
+from basaltmq.admin.http.paging import listing, only_columns
+from basaltmq.admin.http.routes import Call
+from basaltmq.admin.monitoring.exposition import Metric, expose
+from basaltmq.admin.monitoring.rates import LOOKS_MAX, Rates
+from basaltmq.admin.objects.json_tables import payload_of, properties_of, shown_payload, shown_properties, shown_table
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=20) | st.floats(allow_nan=False),

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from basaltmq.admin import server as module
-from basaltmq.admin.message import Request, Response
-from basaltmq.admin.server import Admitted, HttpServer
+from basaltmq.admin.http import server as module
+from basaltmq.admin.http.message import Request, Response
+from basaltmq.admin.http.server import Admitted, HttpServer
 
 PIECES = [
     b"GET / HTTP/1.1\r\n",

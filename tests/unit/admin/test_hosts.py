@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from basaltmq.admin.hosts import Hosts
-from basaltmq.admin.message import HttpError, Request
-from basaltmq.admin.routes import Call, Route, check_content_type
-from basaltmq.admin.store import _place
+from basaltmq.admin.http.host_check import Hosts
+from basaltmq.admin.http.message import HttpError, Request
+from basaltmq.admin.http.routes import Call, Route, check_content_type
+from basaltmq.admin.objects.store import _place
 
 
 def hosts(*configured: str, listener: str = "0.0.0.0") -> Hosts:  # noqa: S104

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from basaltmq.admin.message import HttpError, Request
-from basaltmq.admin.openapi import document, page
-from basaltmq.admin.routes import Access, Call, Route, RouteTable, allowed, decode_body
+from basaltmq.admin.http.message import HttpError, Request
+from basaltmq.admin.http.openapi import document, page
+from basaltmq.admin.http.routes import Access, Call, Route, RouteTable, allowed, decode_body
 
 
 class Thing(msgspec.Struct):

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from basaltmq.admin import server as module
-from basaltmq.admin.message import HttpError, Request, Response
-from basaltmq.admin.server import HEAD_BYTES_MAX, Admitted, HttpServer
+from basaltmq.admin.http import server as module
+from basaltmq.admin.http.message import HttpError, Request, Response
+from basaltmq.admin.http.server import HEAD_BYTES_MAX, Admitted, HttpServer
 
 WAIT_S = 20.0
 BODY_MAX = 1000

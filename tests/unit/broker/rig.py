@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from basaltmq.broker import properties
-from basaltmq.broker.amqp_table import Table
-from basaltmq.broker.consumer import Consumer
-from basaltmq.broker.properties import Properties
+from basaltmq.broker.consumers.consumer import Consumer
+from basaltmq.broker.message import properties
+from basaltmq.broker.message.amqp_table import Table
+from basaltmq.broker.message.properties import Properties
 from basaltmq.broker.vhost import ACK, Settlement, VHost
 from basaltmq.errors import StorageError, StoreStalledError
 from basaltmq.store.batch import Batch

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from basaltmq.broker import amqp_table
-from basaltmq.broker.amqp_table import DEPTH_MAX, Long, Table, Timestamp, Value
+from basaltmq.broker.message import amqp_table
+from basaltmq.broker.message.amqp_table import DEPTH_MAX, Long, Table, Timestamp, Value
 from basaltmq.errors import MalformedTableError
 
 NAMES = st.text(max_size=20)

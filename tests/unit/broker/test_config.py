@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from basaltmq.broker.config import GIB, MIB, ByteCount, Config, Reload, Share, leaves
-from basaltmq.broker.config_sources import MASK, changed, describe, load
+from basaltmq.broker.config.settings import GIB, MIB, ByteCount, Config, Reload, Share, leaves
+from basaltmq.broker.config.sources import MASK, changed, describe, load
 from basaltmq.errors import InvalidConfigError
 
 

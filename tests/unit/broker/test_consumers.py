@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.broker.rig import BrokenStore, FakePublisher, FakeSink, publish, run, settlement, turns, until
 
-from basaltmq.broker.dispatch import QUEUES_PER_TURN
+from basaltmq.broker.consumers.dispatch import QUEUES_PER_TURN
 from basaltmq.broker.vhost import REQUEUE, VHost
 from basaltmq.errors import AccessRefusedError, ResourceLockedError
 from basaltmq.store.batch import Batch

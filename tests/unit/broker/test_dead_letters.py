@@ -20,9 +20,9 @@ from tests.unit.broker.rig import (
     until,
 )
 
-from basaltmq.broker import properties
-from basaltmq.broker.amqp_table import Timestamp
-from basaltmq.broker.death import DEATHS_MAX, Death
+from basaltmq.broker.message import properties
+from basaltmq.broker.message.amqp_table import Timestamp
+from basaltmq.broker.message.death import DEATHS_MAX, Death
 from basaltmq.broker.vhost import REJECT, REQUEUE, VHost
 
 

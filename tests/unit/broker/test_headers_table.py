@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from basaltmq.broker.exchange import MATCH_MODES, QUEUE, Binding, Destination, HeadersTable, _Wanted, wanted_headers
-from basaltmq.broker.topology import hash_arguments
+from basaltmq.broker.routing.exchange import (
+    MATCH_MODES,
+    QUEUE,
+    Binding,
+    Destination,
+    HeadersTable,
+    _Wanted,
+    wanted_headers,
+)
+from basaltmq.broker.routing.topology import hash_arguments
 
 NAMES = st.sampled_from(["a", "b", "c", "x-d"])
 VALUES = st.sampled_from([None, 0, 1, True, False, 1.0, "1", "x", b"x", [1], [2], {"n": 1}])

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from basaltmq.broker import login_throttle as module
-from basaltmq.broker.login_throttle import WAIT_S_MAX, LoginThrottle
+from basaltmq.broker.auth import login_throttle as module
+from basaltmq.broker.auth.login_throttle import WAIT_S_MAX, LoginThrottle
 from basaltmq.broker.peer import Peer, peer_at
 from basaltmq.errors import AuthenticationError, TooManyLoginsError
 

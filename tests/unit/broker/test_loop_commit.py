@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from basaltmq.broker.loop_commit import LoopCommit
 from basaltmq.errors import StorageError, StoreClosedError
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.loop_time import AWAY_MIN
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore
+from basaltmq.store.sync.loop_commit import LoopCommit
+from basaltmq.store.sync.loop_time import AWAY_MIN
 
 WAIT_S = 30.0
 

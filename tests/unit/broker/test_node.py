@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tests.unit.broker.rig import FakePublisher, FakeSink, drain, publish, settlement, until
 
-from basaltmq.broker.config import ByteCount, Config, Disk, Vhosts
+from basaltmq.broker.config.settings import ByteCount, Config, Disk, Vhosts
 from basaltmq.broker.node import Node
 from basaltmq.broker.peer import Peer
 from basaltmq.broker.supervision import VHostState

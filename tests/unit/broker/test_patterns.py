@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from basaltmq.broker.patterns import PATTERN_BYTES_MAX, compiled, escaped, stored
+from basaltmq.broker.auth.patterns import PATTERN_BYTES_MAX, compiled, escaped, stored
 from basaltmq.errors import InvalidArgumentError
 
 USUAL = [

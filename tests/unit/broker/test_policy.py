@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from tests.unit.broker.rig import FakePublisher, drain, publish, run, until
 
-from basaltmq.broker.policy import USERS, Policies, Policy
+from basaltmq.broker.routing.policy import USERS, Policies, Policy
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import InvalidArgumentError, NotFoundError
-from basaltmq.store import keys
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 from basaltmq.store.memory import MemoryStore
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from basaltmq.broker import amqp_table, properties
-from basaltmq.broker.properties import EXPIRATION_MS_MAX, Peek, Properties
+from basaltmq.broker.message import amqp_table, properties
+from basaltmq.broker.message.properties import EXPIRATION_MS_MAX, Peek, Properties
 from basaltmq.errors import BadExpirationError, BasaltError, MalformedPropertiesError
 
 SHORT = st.none() | st.text(max_size=40)

@@ -22,7 +22,7 @@ from tests.unit.broker.rig import (
     until,
 )
 
-from basaltmq.broker.consumer import Consumer
+from basaltmq.broker.consumers.consumer import Consumer
 from basaltmq.broker.vhost import REJECT, REQUEUE, Settlement, VHost
 from basaltmq.errors import (
     AccessRefusedError,

@@ -23,8 +23,8 @@ from tests.unit.broker.rig import (
     until,
 )
 
-from basaltmq.broker.arguments import Owner, age_ms, queue_settings
-from basaltmq.broker.queue import Declared
+from basaltmq.broker.consumers.queue import Declared
+from basaltmq.broker.routing.arguments import Owner, age_ms, queue_settings
 from basaltmq.broker.vhost import REQUEUE, VHost
 from basaltmq.errors import (
     AccessRefusedError,

@@ -22,13 +22,13 @@ from tests.unit.broker.rig import (
     until,
 )
 
-from basaltmq.broker import properties
-from basaltmq.broker.amqp_table import Timestamp
-from basaltmq.broker.stream_envelope import envelope_of
-from basaltmq.broker.stream_queue import with_offset
+from basaltmq.broker.consumers.stream_queue import with_offset
+from basaltmq.broker.message import properties
+from basaltmq.broker.message.amqp_table import Timestamp
+from basaltmq.broker.message.stream_envelope import envelope_of
 from basaltmq.broker.vhost import REJECT, VHost
 from basaltmq.errors import DamagedFrameError, LimitExceededError, PreconditionFailedError
-from basaltmq.log.record import Record
+from basaltmq.log.batches.record import Record
 from basaltmq.store.memory import MemoryStore
 from basaltmq.store.open import open_store
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from basaltmq.broker.properties import Properties, encode, open_envelope, parse, seal
-from basaltmq.broker.text_headers import envelope_of, headers_of
+from basaltmq.broker.message.properties import Properties, encode, open_envelope, parse, seal
+from basaltmq.broker.message.text_headers import envelope_of, headers_of
 
 
 @pytest.mark.spec("C4")

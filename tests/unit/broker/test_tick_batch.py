@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from basaltmq.broker.queue import BrokerQueue
-from basaltmq.broker.tick_batch import TickBatch
+from basaltmq.broker.consumers.queue import BrokerQueue
+from basaltmq.broker.consumers.tick_batch import TickBatch
 from basaltmq.queues.draft import Draft
 
 NAMES = "abc"

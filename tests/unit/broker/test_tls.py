@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from basaltmq.broker.config import Tls
-from basaltmq.broker.tls import expires_at_s, reload_files, server_context
+from basaltmq.broker.auth.tls import expires_at_s, reload_files, server_context
+from basaltmq.broker.config.settings import Tls
 from basaltmq.errors import InvalidConfigError
 
 FILES = Path(__file__).parents[2] / "fixtures" / "tls"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from basaltmq.broker.topic_trie import TopicTrie
+from basaltmq.broker.routing.topic_trie import TopicTrie
 
 PATTERNS = st.lists(st.sampled_from(["a", "b", "*", "#", ""]), min_size=1, max_size=5).map(".".join)
 KEYS = st.lists(st.sampled_from(["a", "b", "c", ""]), min_size=1, max_size=5).map(".".join)

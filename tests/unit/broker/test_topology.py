@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from basaltmq.broker.exchange import EXCHANGE, QUEUE, Destination
-from basaltmq.broker.topology import Topology
+from basaltmq.broker.routing.exchange import EXCHANGE, QUEUE, Destination
+from basaltmq.broker.routing.topology import Topology
 from basaltmq.errors import (
     AccessRefusedError,
     CorruptionError,
@@ -19,7 +19,7 @@ from basaltmq.errors import (
 )
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import exchange_key
+from basaltmq.store.keys.queues import exchange_key
 from basaltmq.store.memory import MemoryStore
 
 QUEUES = {"q1", "q2", "q3"}

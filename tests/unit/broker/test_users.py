@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from basaltmq.broker import passwords
-from basaltmq.broker import users as users_module
+from basaltmq.broker.auth import passwords
+from basaltmq.broker.auth import users as users_module
+from basaltmq.broker.auth.permissions import Permissions
+from basaltmq.broker.auth.scram import SHA_256, ScramCredential
+from basaltmq.broker.auth.users import User, Users
 from basaltmq.broker.peer import Peer
-from basaltmq.broker.permissions import Permissions
-from basaltmq.broker.scram import SHA_256, ScramCredential
-from basaltmq.broker.users import User, Users
 from basaltmq.catalog.catalog import Catalog
 from basaltmq.catalog.kinds import Kind
 from basaltmq.errors import (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.unit.broker.rig import FakePublisher, drain, publish, until
 
-from basaltmq.broker.config import Config, Vhosts
+from basaltmq.broker.config.settings import Config, Vhosts
 from basaltmq.broker.node import Node
 from basaltmq.broker.peer import Peer
 from basaltmq.broker.supervision import VHostState

@@ -13,10 +13,10 @@ from basaltmq.catalog.kinds import Kind
 from basaltmq.catalog.objects import Action, Event, NewObject, Page
 from basaltmq.catalog.record import ConfiguredRecord
 from basaltmq.errors import AlreadyExistsError, CorruptionError, NotFoundError
-from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 from basaltmq.store.memory import MemoryStore
 
 

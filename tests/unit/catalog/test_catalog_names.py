@@ -14,10 +14,10 @@ from basaltmq.catalog.faults import FaultKind
 from basaltmq.catalog.kinds import Kind
 from basaltmq.catalog.objects import NewObject
 from basaltmq.catalog.record import ROOT
-from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 
 
 @pytest.fixture(autouse=True)

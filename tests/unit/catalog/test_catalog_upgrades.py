@@ -23,10 +23,10 @@ from basaltmq.catalog.links import Link, LinkStore, Role
 from basaltmq.catalog.preferences import Preference, PreferenceStore
 from basaltmq.catalog.record import ROOT, ConfiguredRecord
 from basaltmq.errors import StoreTooNewError
-from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore
 

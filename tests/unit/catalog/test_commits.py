@@ -15,8 +15,8 @@ from basaltmq.catalog.kinds import Kind
 from basaltmq.catalog.objects import CatalogObject
 from basaltmq.catalog.preferences import Preference, PreferenceStore
 from basaltmq.errors import AlreadyExistsError, StorageError
-from basaltmq.store.commit import GroupCommit
 from basaltmq.store.families import Family
+from basaltmq.store.sync.group_commit import GroupCommit
 
 
 @pytest.mark.spec("A2")

@@ -19,10 +19,10 @@ from basaltmq.errors import (
     StorageError,
     StoreClosedError,
 )
-from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 from basaltmq.store.memory import MemoryStore
 
 LINK = Link("client", "events", Role.SENDER, b"\x00\x53\x28", b"\x40")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from basaltmq.cli.main import main
-from basaltmq.cli.serve import EXIT_CODES
-from basaltmq.cli.systemd import Notifier
+from basaltmq.cli.server.command import EXIT_CODES
+from basaltmq.cli.server.systemd import Notifier
 from basaltmq.errors import InvalidConfigError, StoreReadOnlyError
 
 UNIT = Path(__file__).parents[3] / "deploy" / "basalt.service"

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from basaltmq.broker.vhost_directory import VHostDirectories
-from basaltmq.cli import doctor_checks
+from basaltmq.cli.doctor import checks as doctor_checks
 from basaltmq.cli.main import main
 from basaltmq.store.open import open_store
 

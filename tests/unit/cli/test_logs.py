@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from basaltmq.cli import logs as module
-from basaltmq.cli.logs import Logs
+from basaltmq.cli.server import logs as module
+from basaltmq.cli.server.logs import Logs
 
 
 def logged(form: str, environment: dict[str, str] | None = None) -> str:

@@ -15,7 +15,7 @@ import pytest
 from tests.unit.cli.conftest import Basalt
 
 import basaltmq
-from basaltmq.cli.lines import portions
+from basaltmq.cli.line_batches import portions
 
 WAIT_S = 60.0
 

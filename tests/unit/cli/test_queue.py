@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 import basaltmq
 from basaltmq.cli.main import main
-from basaltmq.cli.queue_lines import PREVIEW_CHARS, preview
+from basaltmq.cli.queue.message_lines import PREVIEW_CHARS, preview
 from basaltmq.messages.branches import Xid
 
 Run: TypeAlias = Callable[..., Result]

@@ -13,10 +13,10 @@ from click.testing import CliRunner
 from tests.unit.cli.conftest import Basalt
 
 import basaltmq
-from basaltmq.cli import lines as lines_of_input
-from basaltmq.cli import topic_input
+from basaltmq.cli import line_batches as lines_of_input
 from basaltmq.cli.main import main
-from basaltmq.log.record import Record
+from basaltmq.cli.topic import input as topic_input
+from basaltmq.log.batches.record import Record
 from basaltmq.streams.view import StreamView
 
 

@@ -7,8 +7,8 @@ import textwrap
 
 import msgspec
 
-from basaltmq.broker.config import Config
-from basaltmq.cli.welcome import welcome
+from basaltmq.broker.config.settings import Config
+from basaltmq.cli.server.welcome import welcome
 
 PORTS = {"amqp": 5672, "admin": 15672, "fila": 5555}
 

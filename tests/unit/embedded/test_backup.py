@@ -13,7 +13,7 @@ from basaltmq.embedded.database import LOG, Basalt
 from basaltmq.errors import AlreadyExistsError
 from basaltmq.log.verify import verify_log
 from basaltmq.store.checkpoint import restore
-from basaltmq.store.verify import verify
+from basaltmq.store.salvage.verify import verify
 
 pytestmark = [pytest.mark.spec("A10"), pytest.mark.promise("P7")]
 

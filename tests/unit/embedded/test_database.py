@@ -24,8 +24,8 @@ from basaltmq.errors import (
     StoreNotFoundError,
     TopicNotFoundError,
 )
+from basaltmq.streams.engines.segment.engine import SegmentEngine
 from basaltmq.streams.plane import OffsetStrategy
-from basaltmq.streams.segment_engine import SegmentEngine
 from basaltmq.streams.shards import Engine
 from basaltmq.streams.view import StreamView
 

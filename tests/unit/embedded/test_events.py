@@ -11,8 +11,8 @@ from tests.unit.embedded.queue_rig import until
 import basaltmq
 from basaltmq.embedded.database import Basalt, Settings
 from basaltmq.errors import DiskFullError, InvalidConfigError
-from basaltmq.queues.event_topic import EventSettings
-from basaltmq.queues.lifecycle import TOPIC, Event, Kind, decode_events
+from basaltmq.queues.events.event import TOPIC, Event, Kind, decode_events
+from basaltmq.queues.events.topic import EventSettings
 from basaltmq.streams.shards import Engine
 
 

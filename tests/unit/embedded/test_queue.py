@@ -428,7 +428,7 @@ def test_threads_that_make_the_same_queue_at_once_all_get_it(db: Basalt) -> None
 def test_what_is_due_is_tried_again_after_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("basaltmq.embedded.queues.RETRY_S", 0.01)
+    monkeypatch.setattr("basaltmq.embedded.queue_service.RETRY_S", 0.01)
     with basaltmq.open(tmp_path / "data") as db:
         queue = db.queue("q")
         plane = db.queue_plane
@@ -448,7 +448,7 @@ def test_what_is_due_is_tried_again_after_an_error(
 
 
 def test_a_clock_set_forward_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("basaltmq.embedded.queues.CLOCK_LOOK_S", 0.01)
+    monkeypatch.setattr("basaltmq.embedded.queue_service.CLOCK_LOOK_S", 0.01)
     now_ns = 1_700_000_000_000_000_000
     with basaltmq.open(tmp_path / "data", settings=Settings(clock_ns=lambda: now_ns)) as db:
         queue = db.queue("q")

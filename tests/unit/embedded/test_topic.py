@@ -21,8 +21,8 @@ from basaltmq.errors import (
     StaleMemberError,
     TopicNotFoundError,
 )
-from basaltmq.log.columnar import ColumnBatch
-from basaltmq.log.record import Record
+from basaltmq.log.batches.columnar import ColumnBatch
+from basaltmq.log.batches.record import Record
 
 
 @pytest.fixture

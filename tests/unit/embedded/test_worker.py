@@ -26,7 +26,7 @@ from basaltmq.errors import (
     StoreClosedError,
     StoreStalledError,
 )
-from basaltmq.queues.outcome import ERROR_CHARACTERS_MAX, Backoff
+from basaltmq.queues.handler_failure import ERROR_CHARACTERS_MAX, Backoff
 
 pytestmark = pytest.mark.spec("C8")
 

@@ -7,8 +7,8 @@ from struct import pack
 import google_crc32c
 from hypothesis import strategies as st
 
-from basaltmq.log import kafka
-from basaltmq.log.record import NEVER, Record
+from basaltmq.log.batches import kafka
+from basaltmq.log.batches.record import NEVER, Record
 
 TIMES = st.integers(0, 1 << 45)
 HEADERS = st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=9)), max_size=3)

@@ -12,12 +12,12 @@ from tests.unit.log.strategies import BATCHES
 from tests.unit.log.test_columnar import sample, stored
 
 from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError
-from basaltmq.log import columnar
-from basaltmq.log.columnar import ColumnBatch
-from basaltmq.log.record import Record
+from basaltmq.log.batches import columnar
+from basaltmq.log.batches.columnar import ColumnBatch
+from basaltmq.log.batches.record import Record
 
 pa = pytest.importorskip("pyarrow")
-from basaltmq.log.arrow import OFFSETS_WINDOW, SCHEMA, concatenated, from_arrow, records_to_arrow, to_arrow  # noqa: E402
+from basaltmq.log.batches.arrow import OFFSETS_WINDOW, SCHEMA, concatenated, from_arrow, records_to_arrow, to_arrow  # noqa: E402
 
 
 def rows(batch: Any) -> list[dict[str, Any]]:

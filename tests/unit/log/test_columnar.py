@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.unit.log.strategies import BATCHES
 
 from basaltmq.errors import CorruptionError, LimitExceededError
-from basaltmq.log import columnar
-from basaltmq.log.columnar import ColumnBatch
-from basaltmq.log.record import RECORD_BYTES_MAX, UNSTAMPED, Record, StoredRecord, record_size_bytes
+from basaltmq.log.batches import columnar
+from basaltmq.log.batches.columnar import ColumnBatch
+from basaltmq.log.batches.record import RECORD_BYTES_MAX, UNSTAMPED, Record, StoredRecord, record_size_bytes
 
 
 def stored(records: list[Record], base: int) -> list[StoredRecord]:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from basaltmq.errors import CorruptionError, StorageError, StoreReadOnlyError
-from basaltmq.log.columnar import ColumnBatch
+from basaltmq.log.batches.columnar import ColumnBatch
+from basaltmq.log.batches.record import Record
 from basaltmq.log.committed import NAME, Committed, Mark, decode_mark, encode_mark, read_mark
 from basaltmq.log.frame import encode_batch
 from basaltmq.log.lane import Lane, LaneOptions
 from basaltmq.log.lane_view import LaneView
-from basaltmq.log.record import Record
 from basaltmq.log.recovery import repair, scan
 from basaltmq.log.segment import SegmentGoneError, segment_name
 

@@ -9,9 +9,9 @@ from tests.unit.log.strategies import BATCHES
 
 from basaltmq.errors import CorruptionError
 from basaltmq.log import frame
-from basaltmq.log.columnar import ColumnBatch
+from basaltmq.log.batches.columnar import ColumnBatch
+from basaltmq.log.batches.record import Record
 from basaltmq.log.frame import HEADER_BYTES, check_body, decode_batch, decode_deletes, decode_header, encode_batch
-from basaltmq.log.record import Record
 
 SEED = 0xC0FFEE
 

@@ -18,8 +18,8 @@ from basaltmq.errors import (
     TimestampRangeError,
     UnsupportedCodecError,
 )
-from basaltmq.log import codecs, kafka
-from basaltmq.log.record import TIMESTAMP_MS_MAX, Record, StoredRecord
+from basaltmq.log.batches import codecs, kafka
+from basaltmq.log.batches.record import TIMESTAMP_MS_MAX, Record, StoredRecord
 
 KNOWN = bytes.fromhex(
     "0000000000000000 0000003b 00000001 02 0318a270 0000 00000000 0000015dff7b063c 0000015dff7b063c"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from basaltmq.errors import InvalidArgumentError, LimitExceededError
-from basaltmq.log.record import (
+from basaltmq.log.batches.record import (
     HEADERS_MAX,
     RECORD_BYTES_MAX,
     TAG_BYTES_MAX,

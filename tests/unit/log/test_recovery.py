@@ -8,10 +8,10 @@ import pytest
 from tests.unit.log.test_lane import open_lane
 
 from basaltmq.log import recovery
-from basaltmq.log.columnar import ColumnBatch
+from basaltmq.log.batches.columnar import ColumnBatch
+from basaltmq.log.batches.record import Record
 from basaltmq.log.frame import encode_batch, encode_deletes
 from basaltmq.log.lane import Lane
-from basaltmq.log.record import Record
 from basaltmq.log.recovery import Damage, Found, OffsetRuns, repair, scan
 
 FRAMES = [(1, 0, 2), (2, 0, 1), (1, 2, 3), (2, 1, 2), (1, 5, 1), (2, 3, 1)]

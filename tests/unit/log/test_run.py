@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from tests.unit.log.strategies import BATCHES
 from tests.unit.log.test_columnar import stored
 
-from basaltmq.log.columnar import ColumnBatch
+from basaltmq.log.batches.columnar import ColumnBatch
+from basaltmq.log.batches.record import Record
+from basaltmq.log.batches.run import Taken, take_runs
 from basaltmq.log.frame import RELOCATED, encode_batch
-from basaltmq.log.record import Record
-from basaltmq.log.run import Taken, take_runs
 
 pa = pytest.importorskip("pyarrow")
-from basaltmq.log.arrow import concatenated, cutter, joined, to_arrow  # noqa: E402
+from basaltmq.log.batches.arrow import concatenated, cutter, joined, to_arrow  # noqa: E402
 
 SEED = 11
 SHARD = 5

@@ -15,9 +15,9 @@ from basaltmq.messages.branches import PreparedBranch, Xid
 from basaltmq.messages.quarantine import Quarantine, Reason
 from basaltmq.messages.recovery import Recovery, RecoveryReport
 from basaltmq.messages.stored import StoredMessage
-from basaltmq.store import keys
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 from basaltmq.transactions.transaction import Transaction
 
 UNKNOWN = UUID(int=0xFFFF)

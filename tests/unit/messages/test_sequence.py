@@ -12,9 +12,9 @@ from tests.fixtures.messages_world import WatchedStore, World
 
 from basaltmq.errors import CorruptionError, StoreStalledError
 from basaltmq.messages.sequence import NEXT_MESSAGE_ID, IdSequence, decode_next_id
-from basaltmq.store import keys
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 from basaltmq.store.memory import MemoryStore
 
 

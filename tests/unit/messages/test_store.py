@@ -30,9 +30,9 @@ from basaltmq.messages.metadata import (
     is_visible,
 )
 from basaltmq.messages.stored import StoredMessage
-from basaltmq.store import keys
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 from basaltmq.transactions.transaction import Transaction
 
 SMALL = 4  # chunks of 16 bytes

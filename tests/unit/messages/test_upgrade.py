@@ -28,10 +28,10 @@ from basaltmq.messages.quarantine import Quarantine, Reason
 from basaltmq.messages.sequence import NEXT_MESSAGE_ID
 from basaltmq.messages.store import CONTENT, FAMILIES, VERSION, MessageStore
 from basaltmq.store.batch import Batch
-from basaltmq.store.commit import GroupCommit
 from basaltmq.store.families import Family
 from basaltmq.store.memory import MemoryStore
 from basaltmq.store.open import open_store
+from basaltmq.store.sync.group_commit import GroupCommit
 from basaltmq.store.versions import put_version, read_version
 from basaltmq.transactions.xa import XaBranches
 

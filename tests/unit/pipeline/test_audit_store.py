@@ -15,21 +15,21 @@ from tests.unit.streams.segment_rig import SegmentRig
 import basaltmq
 from basaltmq.errors import CorruptionError
 from basaltmq.messages.store import MessageStore
-from basaltmq.pipeline.audit_queues import audit_messages, audit_queues
-from basaltmq.pipeline.audit_store import audit_rows
+from basaltmq.pipeline.audit.queues import audit_messages, audit_queues
+from basaltmq.pipeline.audit.store import audit_rows
 from basaltmq.pipeline.findings import Finding, Severity, exit_code
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.stats import QueueStats
-from basaltmq.store import keys
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
-from basaltmq.store.commit import GroupCommit
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 from basaltmq.store.memory import MemoryStore
 from basaltmq.store.open import open_store, open_view
-from basaltmq.streams import stage
-from basaltmq.streams.imports import Imports, open_imports
-from basaltmq.streams.stage import PartWriter, folder_of
+from basaltmq.store.sync.group_commit import GroupCommit
+from basaltmq.streams.imports import stage
+from basaltmq.streams.imports.imports import Imports, open_imports
+from basaltmq.streams.imports.stage import PartWriter, folder_of
 from basaltmq.streams.view import StreamView
 from basaltmq.transactions.transaction import Transaction
 

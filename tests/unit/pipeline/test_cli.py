@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import basaltmq
 from basaltmq.cli.main import main
-from basaltmq.cli.pipeline_flags import bound, ours
+from basaltmq.cli.pipeline.flags import bound, ours
 from basaltmq.errors import InvalidArgumentError
 
 pytestmark = pytest.mark.spec("F2")

@@ -13,15 +13,15 @@ from tests.unit.streams.test_kafka_frames import control
 from tests.unit.streams.test_segment_model import make_record
 
 from basaltmq.errors import StoreLockedError
-from basaltmq.log.record import Record
-from basaltmq.pipeline import rebuild_index as module
+from basaltmq.log.batches.record import Record
 from basaltmq.pipeline.findings import Severity, exit_code
-from basaltmq.pipeline.rebuild_index import RebuildJob, rebuild_index
+from basaltmq.pipeline.index import rebuild as module
+from basaltmq.pipeline.index.rebuild import RebuildJob, rebuild_index
 from basaltmq.pipeline.tasks import LocalTasks
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_store
-from basaltmq.streams.stage import STAGING
+from basaltmq.streams.imports.stage import STAGING
 
 pytestmark = [pytest.mark.spec("F2", "D3"), pytest.mark.promise("P6")]
 
@@ -104,7 +104,7 @@ def test_it_is_the_index_the_engine_wrote_key_for_key(
 ) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
-    monkeypatch.setattr("basaltmq.pipeline.index_runs.BATCH_ROWS", rng.choice([3, 20, 500]))
+    monkeypatch.setattr("basaltmq.pipeline.index.runs.BATCH_ROWS", rng.choice([3, 20, 500]))
     rig = rig_of(tmp_path, segment_bytes=rng.choice([2000, 8000]), lanes=rng.choice([1, 2]))
     fill(rig, rng)
     before = rig.rows()

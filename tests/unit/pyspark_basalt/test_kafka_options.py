@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 import basaltmq
 from basaltmq.errors import DataLossError, InvalidArgumentError, TopicNotFoundError
-from basaltmq.log.record import Record
+from basaltmq.log.batches.record import Record
 from pyspark_basalt.options import parse
 from pyspark_basalt.source import BatchReader, StreamReader
 

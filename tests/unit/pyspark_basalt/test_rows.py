@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import basaltmq
-from basaltmq.log.record import Record
+from basaltmq.log.batches.record import Record
 from basaltmq.streams.view import StreamView
 from pyspark_basalt.memory import keep_freed
 from pyspark_basalt.options import parse

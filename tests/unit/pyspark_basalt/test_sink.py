@@ -11,11 +11,11 @@ import pytest
 
 import basaltmq
 from basaltmq.errors import InvalidArgumentError, LimitExceededError, TopicNotFoundError
-from basaltmq.log.record import Record
-from basaltmq.streams import stage
-from basaltmq.streams.imports import open_imports
+from basaltmq.log.batches.record import Record
+from basaltmq.streams.imports import stage
+from basaltmq.streams.imports.imports import open_imports
+from basaltmq.streams.imports.stage import CHUNK_BYTES, CHUNK_RECORDS
 from basaltmq.streams.partitions import partition_of_key
-from basaltmq.streams.stage import CHUNK_BYTES, CHUNK_RECORDS
 from pyspark_basalt.chunks import Cutter
 from pyspark_basalt.sink import Staged, stage_rows
 from pyspark_basalt.views import view_of

@@ -10,7 +10,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 import basaltmq
 from basaltmq.embedded.database import Settings
 from basaltmq.errors import DataLossError
-from basaltmq.queues.event_topic import EventSettings
+from basaltmq.queues.events.topic import EventSettings
 from basaltmq.streams.view import StreamView
 from pyspark_basalt.events import SCHEMA as EVENTS
 from pyspark_basalt.options import parse

@@ -11,9 +11,9 @@ from basaltmq.errors import StoreStalledError
 from basaltmq.queues.config import Durability, QueueConfig
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.batch import Batch
-from basaltmq.store.commit import GroupCommit
 from basaltmq.store.families import Family
 from basaltmq.store.memory import MemoryStore
+from basaltmq.store.sync.group_commit import GroupCommit
 
 MS = 1_000_000
 START_NS = 1_700_000_000_000_000_000

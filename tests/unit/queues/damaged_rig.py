@@ -10,17 +10,17 @@ from typing import Final
 from tests.unit.queues.conftest import MS, START_NS, Clock
 
 from basaltmq.messages.branches import Xid
-from basaltmq.queues import rows
-from basaltmq.queues.backing import APART
-from basaltmq.queues.branches import decode_draft
 from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
+from basaltmq.queues.ready import rows
+from basaltmq.queues.ready.backing import APART
+from basaltmq.queues.transactions.branches import decode_draft
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
-from basaltmq.store.commit import GroupCommit
 from basaltmq.store.families import Family
 from basaltmq.store.memory import MemoryStore
+from basaltmq.store.sync.group_commit import GroupCommit
 
 LATER_NS: Final = START_NS + 3_600_000 * MS
 """Everything that waits for its time is due by then."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from basaltmq.queues.lua import LuaScript, ScriptFailure, ScriptLimits, ScriptShape, Value
+from basaltmq.queues.scripts.sandbox import LuaScript, ScriptFailure, ScriptLimits, ScriptShape, Value
 
 SHAPE = ScriptShape(
     "hook",

@@ -12,11 +12,11 @@ from tests.unit.queues.conftest import Clock, Planes, TestStore, payloads, settl
 from basaltmq.errors import QueueNotFoundError, StaleLeaseError
 from basaltmq.queues.config import Durability, QueueConfig
 from basaltmq.queues.draft import Draft
-from basaltmq.queues.due import DUE_ROWS
+from basaltmq.queues.lifecycle.due import DUE_ROWS
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.store.commit import GroupCommit
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_store
+from basaltmq.store.sync.group_commit import GroupCommit
 
 Make = Callable[..., str]
 

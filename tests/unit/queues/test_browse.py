@@ -8,8 +8,8 @@ import pytest
 
 import basaltmq
 from basaltmq.errors import InvalidArgumentError, QueueNotFoundError
-from basaltmq.queues.arrow import SCHEMA, to_arrow
-from basaltmq.queues.browse import FAMILIES, browse, queues_of, times_of
+from basaltmq.queues.browsing.arrow import SCHEMA, to_arrow
+from basaltmq.queues.browsing.browse import FAMILIES, browse, queues_of, times_of
 from basaltmq.store.api import Reader
 
 pytestmark = pytest.mark.spec("E11", "F1")

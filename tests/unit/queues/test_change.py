@@ -12,7 +12,7 @@ from tests.unit.queues.conftest import TestStore
 from basaltmq.errors import StoreStalledError
 from basaltmq.queues.config import Durability, QueueConfig
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.store.commit import GroupCommit
+from basaltmq.store.sync.group_commit import GroupCommit
 
 
 @pytest.fixture

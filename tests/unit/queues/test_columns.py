@@ -10,16 +10,16 @@ from tests.unit.queues.conftest import Clock, Planes, TestStore, payloads, settl
 
 from basaltmq.errors import StaleLeaseError, StoreStalledError
 from basaltmq.ids import Ids
-from basaltmq.queues import plain as plain_module
-from basaltmq.queues import row_changes
-from basaltmq.queues.budget import PagingLimits
 from basaltmq.queues.change import Change
 from basaltmq.queues.config import Durability, QueueConfig
 from basaltmq.queues.draft import Draft
-from basaltmq.queues.fair import FairQueue
-from basaltmq.queues.plain import Plain, Stretch
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.queues.rows import plain_rows, read_plain, weighted_rows, wrap
+from basaltmq.queues.ready import plain as plain_module
+from basaltmq.queues.ready import row_changes
+from basaltmq.queues.ready.budget import PagingLimits
+from basaltmq.queues.ready.fair_queue import FairQueue
+from basaltmq.queues.ready.plain import Plain, Stretch
+from basaltmq.queues.ready.rows import plain_rows, read_plain, weighted_rows, wrap
 from basaltmq.store.batch import DELETE, DELETE_RANGE, PUT, Batch
 from basaltmq.store.families import Family
 from basaltmq.store.memory import MemoryStore

@@ -9,9 +9,9 @@ import pytest
 from tests.unit.queues.conftest import Clock
 
 from basaltmq.queues.draft import Draft
-from basaltmq.queues.due import FOLLOW_UP_MAX
-from basaltmq.queues.expiry import EXPIRE_MAX
-from basaltmq.queues.limits import DROP_MAX
+from basaltmq.queues.lifecycle.due import FOLLOW_UP_MAX
+from basaltmq.queues.lifecycle.limits import DROP_MAX
+from basaltmq.queues.lifecycle.ttl import EXPIRE_MAX
 from basaltmq.queues.plane import QueuePlane
 
 pytestmark = pytest.mark.promise("P13")

@@ -10,8 +10,8 @@ from tests.unit.queues.conftest import Clock, TestStore, payloads, settle
 
 from basaltmq.errors import QueueFailedError, QueueNotFoundError, StaleLeaseError
 from basaltmq.queues.draft import Draft
-from basaltmq.queues.failed import FAILURES_MAX, WINDOW_NS
 from basaltmq.queues.plane import QueuePlane
+from basaltmq.queues.recovery.failed import FAILURES_MAX, WINDOW_NS
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 
@@ -29,7 +29,7 @@ def break_queue(plane: QueuePlane, name: str, monkeypatch: pytest.MonkeyPatch) -
     queue = plane._loaded.require(name)
     with monkeypatch.context() as patched:
         patched.setattr(type(queue), "take_ready", broken)
-        patched.setattr("basaltmq.queues.lending.take_plain", lambda *args: None)
+        patched.setattr("basaltmq.queues.leases.granting.take_plain", lambda *args: None)
         with pytest.raises(QueueFailedError, match="a bug"):
             plane.lease(name)
 
@@ -95,7 +95,7 @@ def test_a_change_of_several_queues_fails_the_one_that_is_to_blame(
     make("bad")
     make("good")
     with monkeypatch.context() as patched:
-        patched.setattr("basaltmq.queues.making.make", broken)
+        patched.setattr("basaltmq.queues.entry_builder.make", broken)
         with pytest.raises(QueueFailedError, match="'bad' failed"), plane.change():
             plane.enqueue("bad", [b"1"])
     assert plane._loaded.peek("bad") is None
@@ -107,7 +107,7 @@ def test_what_follows_a_write_may_fail_and_the_message_is_there(
 ) -> None:
     make("q")
     with monkeypatch.context() as patched:
-        patched.setattr("basaltmq.queues.fair.FairQueue.append", broken)
+        patched.setattr("basaltmq.queues.ready.fair_queue.FairQueue.append", broken)
         assert len(plane.enqueue("q", [b"1"])) == 1
     assert payloads(plane, "q") == [b"1"]
 

@@ -8,13 +8,13 @@ import pytest
 from tests.unit.queues.conftest import MS, Clock, Planes, TestStore, payloads, settle
 
 from basaltmq.errors import QueueFullError
-from basaltmq.queues.backing import APART
 from basaltmq.queues.config import Overflow, QueueConfig
-from basaltmq.queues.dead_letters import Death, history_of, is_cycle
-from basaltmq.queues.delays import RETURN_MAX
 from basaltmq.queues.draft import Draft
+from basaltmq.queues.lifecycle.dead_letters import Death, history_of, is_cycle
+from basaltmq.queues.lifecycle.delays import RETURN_MAX
 from basaltmq.queues.message import Message
 from basaltmq.queues.plane import QueuePlane
+from basaltmq.queues.ready.backing import APART
 from basaltmq.store.families import Family
 
 
@@ -150,7 +150,7 @@ def test_a_message_expires_on_time_behind_a_longer_one(
 def test_a_queue_ttl_lets_messages_go_in_order_without_an_index(
     planes: Planes, clock: Clock, resident_max: int
 ) -> None:
-    from basaltmq.queues.budget import PagingLimits
+    from basaltmq.queues.ready.budget import PagingLimits
 
     plane = planes.open(paging=PagingLimits(resident_max=resident_max, read_ahead=2))
     plane.create(QueueConfig(name="q", ttl_ms=100))

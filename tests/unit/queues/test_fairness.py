@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from basaltmq.errors import InvalidArgumentError
-from basaltmq.queues.fairness import WEIGHT_MAX, FairScheduler
+from basaltmq.queues.ready.fair_scheduler import WEIGHT_MAX, FairScheduler
 
 pytestmark = [pytest.mark.spec("C10"), pytest.mark.promise("P8")]
 

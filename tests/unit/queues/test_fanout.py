@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from basaltmq.errors import QueueFullError
-from basaltmq.pipeline.audit_queues import audit_queues
+from basaltmq.pipeline.audit.queues import audit_queues
 from basaltmq.queues.config import Overflow, QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.api import Store
-from basaltmq.store.commit import GroupCommit
 from basaltmq.store.families import Family
 from basaltmq.store.memory import MemoryStore
+from basaltmq.store.sync.group_commit import GroupCommit
 
 NAMES = ["a", "b", "c", "d", "e"]
 

@@ -6,8 +6,8 @@ import pytest
 
 from basaltmq.errors import ScriptError
 from basaltmq.queues.config import DURATION_MS_MAX
-from basaltmq.queues.fairness import WEIGHT_MAX
-from basaltmq.queues.hooks import (
+from basaltmq.queues.ready.fair_scheduler import WEIGHT_MAX
+from basaltmq.queues.scripts.hooks import (
     FAILURES_MAX,
     OPEN_NS,
     RECORD_BYTES_MAX,
@@ -18,7 +18,7 @@ from basaltmq.queues.hooks import (
     HookCounters,
     QueueHooks,
 )
-from basaltmq.queues.lua import ScriptLimits
+from basaltmq.queues.scripts.sandbox import ScriptLimits
 
 pytestmark = pytest.mark.spec("C12")
 

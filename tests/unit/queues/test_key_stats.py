@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from basaltmq.queues.budget import PagingLimits
 from basaltmq.queues.config import Durability, QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.store.commit import GroupCommit
+from basaltmq.queues.ready.budget import PagingLimits
 from basaltmq.store.memory import MemoryStore
+from basaltmq.store.sync.group_commit import GroupCommit
 
 SECOND_NS = 1_000_000_000
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from basaltmq.errors import CorruptionError, InvalidArgumentError
 from basaltmq.queues.lease_v2 import Lease, decode_lease, encode_lease
-from basaltmq.store import keys
+from basaltmq.store.keys import queues as keys
 
 U64 = st.integers(0, (1 << 64) - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)

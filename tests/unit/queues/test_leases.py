@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from tests.unit.queues.conftest import NOWHERE, Clock, Planes, TestStore, payloads, settle
 
 from basaltmq.errors import CorruptionError, QueueNotFoundError, StaleLeaseError, StoreStalledError
-from basaltmq.queues.backing import TRANSIENT, Entry
-from basaltmq.queues.lease_expiry import EXPIRY_PAGE, HEAP_SLACK, LeaseExpiry
-from basaltmq.queues.leases import LeaseCall, Tokens, decode_lease_call, encode_lease_call
-from basaltmq.queues.plain import Plain
+from basaltmq.queues.leases.expiry import EXPIRY_PAGE, HEAP_SLACK, LeaseExpiry
+from basaltmq.queues.leases.table import LeaseCall, Tokens, decode_lease_call, encode_lease_call
 from basaltmq.queues.plane import QueuePlane
+from basaltmq.queues.ready.backing import TRANSIENT, Entry
+from basaltmq.queues.ready.plain import Plain
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import lease_call_expiry_key, lp, message_key
+from basaltmq.store.keys.queues import lease_call_expiry_key, lp, message_key
 
 KEYS = st.lists(
     st.tuples(st.sampled_from(["", "a", "é"]), st.integers(0, 2**64 - 1), st.binary(min_size=16, max_size=16)),

@@ -9,9 +9,10 @@ import pytest
 from tests.unit.queues.conftest import Clock, Planes, TestStore, payloads, settle
 
 from basaltmq.errors import QueueNotFoundError, StaleLeaseError, StoreStalledError
-from basaltmq.queues import long_operations, queue, reclaim, redrive, removal
+from basaltmq.queues import long_operations, queue
 from basaltmq.queues.config import Durability, QueueConfig
 from basaltmq.queues.draft import Draft
+from basaltmq.queues.lifecycle import reclaim, redrive, removal
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.families import Family
 

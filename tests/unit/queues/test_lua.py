@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.queues.lua_scripts import SHAPE, call, fault, result, script
 
 from basaltmq.errors import InvalidArgumentError, ScriptError
-from basaltmq.queues.lua import (
+from basaltmq.queues.scripts.sandbox import (
     INPUT_BYTES_MAX,
     SOURCE_BYTES_MAX,
     STATE_VALUE_BYTES_MAX,

@@ -11,13 +11,13 @@ import pytest
 from tests.unit.queues.conftest import Planes, payloads
 
 from basaltmq.errors import InvalidArgumentError, LimitExceededError
-from basaltmq.queues import fair
-from basaltmq.queues.budget import MemoryBudget, PagingLimits
 from basaltmq.queues.config import Durability, QueueConfig
 from basaltmq.queues.draft import Draft
-from basaltmq.queues.paging import PagingQueue
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.store.keys import lp
+from basaltmq.queues.ready import fair_queue as fair
+from basaltmq.queues.ready.budget import MemoryBudget, PagingLimits
+from basaltmq.queues.ready.paging_queue import PagingQueue
+from basaltmq.store.keys.queues import lp
 from basaltmq.store.ranges import read_ranges
 
 

@@ -22,7 +22,7 @@ from basaltmq.queues.message import (
     decode_row,
     encode_row,
 )
-from basaltmq.store import keys
+from basaltmq.store.keys import queues as keys
 
 U64 = st.integers(0, (1 << 64) - 1)
 U32 = st.integers(0, (1 << 32) - 1)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import pytest
 from tests.unit.queues.conftest import NOWHERE, TestStore
 
-from basaltmq.queues.backing import SPILLED, TRANSIENT, Entry
-from basaltmq.queues.budget import MemoryBudget, PagingLimits
 from basaltmq.queues.change import Change
 from basaltmq.queues.message import Message, encode_row
-from basaltmq.queues.paging import RESIDENT_BYTES_MIN, PagingQueue
-from basaltmq.queues.rows import prefix_of
+from basaltmq.queues.ready.backing import SPILLED, TRANSIENT, Entry
+from basaltmq.queues.ready.budget import MemoryBudget, PagingLimits
+from basaltmq.queues.ready.paging_queue import RESIDENT_BYTES_MIN, PagingQueue
+from basaltmq.queues.ready.rows import prefix_of
 from basaltmq.store.families import Family
 
 PREFIX = prefix_of("q", "default")

@@ -21,7 +21,7 @@ from basaltmq.queues.config import Durability, Overflow, QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.families import Family
-from basaltmq.store.keys import transient_counts_key
+from basaltmq.store.keys.queues import transient_counts_key
 
 KEPT = {Family.VERSION, Family.QUEUES, Family.QUEUE_STATS, Family.TIMERS}
 
@@ -420,7 +420,7 @@ def test_a_queue_whose_transient_messages_the_disk_does_not_take_stays_and_one_t
 
 @pytest.mark.spec("E10")
 def test_transient_messages_are_gone_after_a_restart_and_the_rest_is_not(planes: Planes) -> None:
-    from basaltmq.queues.budget import PagingLimits
+    from basaltmq.queues.ready.budget import PagingLimits
 
     plane = planes.open(paging=PagingLimits(resident_max=2, read_ahead=2))
     plane.create(QueueConfig(name="q"))

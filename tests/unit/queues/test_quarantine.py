@@ -26,10 +26,10 @@ from tests.unit.queues.damaged_rig import (
 
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.quarantine import Record
-from basaltmq.queues.verify import verify_rows
-from basaltmq.store.commit import GroupCommit
+from basaltmq.queues.recovery.verify import verify_rows
 from basaltmq.store.families import Family
 from basaltmq.store.memory import MemoryStore
+from basaltmq.store.sync.group_commit import GroupCommit
 
 pytestmark = [pytest.mark.spec("A12"), pytest.mark.promise("P7")]
 

@@ -9,10 +9,10 @@ from tests.unit.queues.conftest import MS, START_NS, Clock, TestStore, settle
 
 from basaltmq.errors import CorruptionError, InvalidConfigError, StoreStalledError
 from basaltmq.queues.draft import Draft
-from basaltmq.queues.lifecycle import BlockEncoder, Event, Kind, decode_events, encode_block
+from basaltmq.queues.events.event import BlockEncoder, Event, Kind, decode_events, encode_block
+from basaltmq.queues.events.recorder import FLUSH_BYTES, Recorder
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.queues.recorder import FLUSH_BYTES, Recorder
-from basaltmq.store.keys import message_key
+from basaltmq.store.keys.queues import message_key
 
 Make = Callable[..., str]
 

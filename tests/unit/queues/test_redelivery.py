@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 from tests.unit.queues.conftest import Clock, Planes, payloads, settle
 
-from basaltmq.queues.budget import PagingLimits
 from basaltmq.queues.config import Durability, QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
+from basaltmq.queues.ready.budget import PagingLimits
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 

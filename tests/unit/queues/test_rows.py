@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from basaltmq.errors import CorruptionError
-from basaltmq.queues import rows
-from basaltmq.queues.backing import APART, RETURNED, SHARED, TIMED, Entry
 from basaltmq.queues.message import Message, encode_row
+from basaltmq.queues.ready import rows
+from basaltmq.queues.ready.backing import APART, RETURNED, SHARED, TIMED, Entry
 from basaltmq.queues.stats import FIELDS, QueueStats
 
 TEXTS = st.text(max_size=5)

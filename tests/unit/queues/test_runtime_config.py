@@ -17,7 +17,7 @@ from basaltmq.queues.runtime_config import (
     is_secret_key,
     mask_urls,
 )
-from basaltmq.queues.throttle import Limit
+from basaltmq.queues.throttle.token_buckets import Limit
 
 pytestmark = pytest.mark.spec("C14")
 

@@ -11,9 +11,9 @@ from tests.unit.queues.conftest import Planes
 from basaltmq.errors import InvalidArgumentError, LimitExceededError
 from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.draft import Draft
-from basaltmq.queues.making import ENQUEUE_MAX
+from basaltmq.queues.entry_builder import ENQUEUE_MAX
 from basaltmq.queues.message import PAYLOAD_BYTES_MAX
-from basaltmq.queues.script_budget import CALL_MS, ScriptBudget
+from basaltmq.queues.scripts.budget import CALL_MS, ScriptBudget
 
 pytestmark = pytest.mark.spec("C12")
 

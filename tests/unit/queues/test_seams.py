@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.unit.queues.conftest import Clock, Planes, TestStore, payloads, settle
 
 from basaltmq.errors import InvalidArgumentError, InvalidConfigError, LimitExceededError, QueueFullError
-from basaltmq.pipeline.audit_queues import audit_queues
-from basaltmq.queues import making
+from basaltmq.pipeline.audit.queues import audit_queues
+from basaltmq.queues import entry_builder as making
 from basaltmq.queues.config import Durability, Overflow, QueueConfig, decode_config, encode_config
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.message import Message
@@ -34,7 +34,7 @@ DRAFTS = st.lists(
 
 @given(drafts=DRAFTS, ttl_ms=st.sampled_from([None, 1000]))
 def test_plain_drafts_made_at_once_are_those_made_one_by_one(drafts: list[Draft], ttl_ms: int | None) -> None:
-    from basaltmq.store.commit import GroupCommit
+    from basaltmq.store.sync.group_commit import GroupCommit
 
     entries = []
     for one_by_one in (False, True):

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from basaltmq.errors import InvalidConfigError, LimitExceededError
-from basaltmq.queues import throttle
-from basaltmq.queues.fairness import FairScheduler
-from basaltmq.queues.throttle import BURST_MAX, RATE_MAX, RATE_MIN, Blocked, Limit, TokenBuckets
-from basaltmq.queues.throttle_gate import ThrottleGate
+from basaltmq.queues.ready.fair_scheduler import FairScheduler
+from basaltmq.queues.throttle import token_buckets as throttle
+from basaltmq.queues.throttle.gate import ThrottleGate
+from basaltmq.queues.throttle.token_buckets import BURST_MAX, RATE_MAX, RATE_MIN, Blocked, Limit, TokenBuckets
 
 pytestmark = [pytest.mark.spec("C11"), pytest.mark.promise("P8")]
 

@@ -18,10 +18,10 @@ from basaltmq.errors import (
     StoreStalledError,
     TransactionError,
 )
-from basaltmq.queues import work
 from basaltmq.queues.config import Overflow
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
+from basaltmq.queues.transactions import work
 from basaltmq.store.families import Family
 from basaltmq.transactions.transaction import State
 

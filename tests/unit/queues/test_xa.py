@@ -24,15 +24,15 @@ from basaltmq.errors import (
     XidInUseError,
 )
 from basaltmq.messages.branches import Xid, xid_key
-from basaltmq.pipeline.audit_queues import audit_queues
-from basaltmq.queues.branches import BranchRow, Hold, decode_branch, encode_branch
+from basaltmq.pipeline.audit.queues import audit_queues
 from basaltmq.queues.config import Durability, Overflow, QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.queues.xa import parse_xid
+from basaltmq.queues.transactions.branches import BranchRow, Hold, decode_branch, encode_branch
+from basaltmq.queues.transactions.xa import parse_xid
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import lp
+from basaltmq.store.keys.queues import lp
 
 pytestmark = pytest.mark.spec("A6")
 

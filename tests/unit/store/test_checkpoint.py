@@ -23,7 +23,7 @@ from basaltmq.store.directory import encode_line, read_marker
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_store, open_view
 from basaltmq.store.rocks import RocksStore
-from basaltmq.store.verify import verify
+from basaltmq.store.salvage.verify import verify
 
 pytestmark = pytest.mark.spec("A10")
 

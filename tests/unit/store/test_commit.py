@@ -20,11 +20,11 @@ from basaltmq.errors import (
     StorePoisonedError,
     StoreStalledError,
 )
-from basaltmq.store import commit as commit_module
 from basaltmq.store.batch import Batch
-from basaltmq.store.commit import GroupCommit, GroupSync
 from basaltmq.store.families import Family
 from basaltmq.store.memory import MemoryStore
+from basaltmq.store.sync import group_commit as commit_module
+from basaltmq.store.sync.group_commit import GroupCommit, GroupSync
 
 WAIT_S = 30
 F = Family.MESSAGES

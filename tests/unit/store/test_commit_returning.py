@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from basaltmq.store import commit as commit_module
-from basaltmq.store.commit import GroupSync
+from basaltmq.store.sync import group_commit as commit_module
+from basaltmq.store.sync.group_commit import GroupSync
 
 WAIT_S = 30
 

@@ -10,10 +10,10 @@ import pytest
 from basaltmq.errors import DiskFullError, StorePoisonedError, VHostDownError, is_disk_full
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import MIB, Family
-from basaltmq.store.free_space import CLEAR, ROOM_MIN_BYTES, FreeSpace
 from basaltmq.store.open import open_store
-from basaltmq.store.reclaim import FREE_BYTES_MIN, REST_S_MIN, Reclaimer, reclaim
-from basaltmq.store.reserve import Reserve
+from basaltmq.store.space.free_space import CLEAR, ROOM_MIN_BYTES, FreeSpace
+from basaltmq.store.space.reclaim import FREE_BYTES_MIN, REST_S_MIN, Reclaimer, reclaim
+from basaltmq.store.space.reserve import Reserve
 
 pytestmark = pytest.mark.spec("A11")
 

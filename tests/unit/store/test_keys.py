@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from basaltmq.errors import CorruptionError, InvalidArgumentError
-from basaltmq.store import keys
+from basaltmq.store.keys import queues as keys
 
 HOSTILE = [
     "",

@@ -15,11 +15,11 @@ from basaltmq.errors import CorruptionError, DiskFullError, NotAStoreError, Stor
 from basaltmq.store.batch import Batch
 from basaltmq.store.directory import read_marker
 from basaltmq.store.families import Family
+from basaltmq.store.integrity.synced import SYNCED, Synced, read_synced
 from basaltmq.store.open import open_store
-from basaltmq.store.repair import repair
 from basaltmq.store.salvage import swap
-from basaltmq.store.synced import SYNCED, Synced, read_synced
-from basaltmq.store.verify import verify
+from basaltmq.store.salvage.repair import repair
+from basaltmq.store.salvage.verify import verify
 
 ROWS = 900
 

@@ -12,12 +12,12 @@ import pytest
 
 from basaltmq.errors import InvalidConfigError, StoreClosedError, StoreOverfullError, StorePoisonedError
 from basaltmq.store.batch import Batch
-from basaltmq.store.commit import GroupCommit
 from basaltmq.store.families import MIB, Family
-from basaltmq.store.keys import content_key, metadata_key
+from basaltmq.store.keys.queues import content_key, metadata_key
 from basaltmq.store.memory import MemoryStore
 from basaltmq.store.open import open_store
-from basaltmq.store.size import STEP_BYTES_MAX, STEP_BYTES_MIN, SizeGuard
+from basaltmq.store.space.size import STEP_BYTES_MAX, STEP_BYTES_MIN, SizeGuard
+from basaltmq.store.sync.group_commit import GroupCommit
 
 WAIT_S = 60
 OVER = 16 * MIB

@@ -14,9 +14,9 @@ from basaltmq.store.families import Family
 from basaltmq.store.open import open_store
 from basaltmq.store.options import StoreOptions
 from basaltmq.store.ranges import read_pieces, read_ranges
-from basaltmq.store.repair import repair
 from basaltmq.store.rocks import RocksStore
-from basaltmq.store.unreadable import UNREADABLE
+from basaltmq.store.salvage.repair import repair
+from basaltmq.store.salvage.unreadable import UNREADABLE
 
 ROWS = 1000
 

@@ -12,7 +12,7 @@ from basaltmq.errors import NotAStoreError, StoreLockedError, StoreNotFoundError
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_store, open_view
-from basaltmq.store.verify import verify
+from basaltmq.store.salvage.verify import verify
 
 pytestmark = [pytest.mark.spec("A10"), pytest.mark.promise("P7")]
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from basaltmq.errors import CorruptionError
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.manifest import oldest_log
+from basaltmq.store.integrity.manifest import oldest_log
+from basaltmq.store.integrity.synced import SYNCED
+from basaltmq.store.integrity.wal import BLOCK_BYTES, current_manifest, masked, read_records, scan_log, wal_files
 from basaltmq.store.open import open_store
-from basaltmq.store.repair import repair
-from basaltmq.store.synced import SYNCED
-from basaltmq.store.wal import BLOCK_BYTES, current_manifest, masked, read_records, scan_log, wal_files
+from basaltmq.store.salvage.repair import repair
 
 
 def encode(records: list[bytes]) -> bytes:

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 from tests.crash.harness import Emit
 
-from basaltmq.streams import stage
 from basaltmq.streams.drivers import Drivers
-from basaltmq.streams.imports import Imports, open_imports
-from basaltmq.streams.stage import Part
+from basaltmq.streams.imports import stage
+from basaltmq.streams.imports.imports import Imports, open_imports
+from basaltmq.streams.imports.stage import Part
 
 
 def run(emit: Emit, path: str, run_name: str, batch: int, parts: str, dies_at: int) -> None:

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from basaltmq.durability import Durability
+from basaltmq.log.batches.record import Record, StoredRecord
 from basaltmq.log.lane import LaneOptions
-from basaltmq.log.record import Record, StoredRecord
-from basaltmq.store import keys
 from basaltmq.store.api import ManagedStore
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 from basaltmq.store.memory import MemoryStore
-from basaltmq.streams.durability import Durability
+from basaltmq.streams.engines.segment.engine import SegmentEngine
 from basaltmq.streams.offsets import PersistentOffsets
-from basaltmq.streams.segment_engine import SegmentEngine
 from basaltmq.streams.shards import Engine, ShardConfig, Shards, ShardSpec
 from basaltmq.streams.watermark import Watermarks
 

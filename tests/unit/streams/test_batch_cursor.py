@@ -10,8 +10,8 @@ from tests.unit.log.test_kafka import compressed
 from tests.unit.streams.segment_rig import SegmentRig
 
 from basaltmq.errors import DamagedFrameError, LimitExceededError
-from basaltmq.log import codecs, kafka
-from basaltmq.log.record import Record, StoredRecord
+from basaltmq.log.batches import codecs, kafka
+from basaltmq.log.batches.record import Record, StoredRecord
 from basaltmq.streams import batch_cursor
 from basaltmq.streams.adapter import Otherwise
 from basaltmq.streams.batch_cursor import BatchCursor, Cursors

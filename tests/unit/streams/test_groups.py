@@ -23,11 +23,11 @@ from basaltmq.errors import (
     StoreClosedError,
     TopicNotFoundError,
 )
-from basaltmq.log.record import Record
+from basaltmq.log.batches.record import Record
 from basaltmq.store.batch import Batch
-from basaltmq.store.commit import GroupSync
 from basaltmq.store.families import Family
 from basaltmq.store.memory import MemoryStore
+from basaltmq.store.sync.group_commit import GroupSync
 from basaltmq.streams import offsets as offsets_module
 from basaltmq.streams.groups import GroupMembers, Reset, assigned
 from basaltmq.streams.offsets import CachedOffsets, Commit, Offsets, PersistentOffsets

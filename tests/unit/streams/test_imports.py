@@ -23,11 +23,11 @@ from basaltmq.errors import (
     StoreStalledError,
     TopicNotFoundError,
 )
-from basaltmq.log.record import Record
-from basaltmq.streams import stage
+from basaltmq.log.batches.record import Record
 from basaltmq.streams.adapter import RecordsRead
-from basaltmq.streams.imports import open_imports, read_run, runs
-from basaltmq.streams.stage import Part, PartWriter, folder_of
+from basaltmq.streams.imports import stage
+from basaltmq.streams.imports.imports import open_imports, read_run, runs
+from basaltmq.streams.imports.stage import Part, PartWriter, folder_of
 
 CHILD = "tests.unit.streams.import_child:run"
 

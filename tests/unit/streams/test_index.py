@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tests.unit.streams.segment_rig import INDEX, SegmentRig, explain
 
 from basaltmq.errors import CorruptionError
-from basaltmq.log.record import Record
-from basaltmq.store import keys
+from basaltmq.log.batches.record import Record
 from basaltmq.store.batch import Batch
+from basaltmq.store.keys import queues as keys
 from basaltmq.streams.adapter import Otherwise
-from basaltmq.streams.index_rows import Entry, SegmentStats
+from basaltmq.streams.engines.segment.index.rows import Entry, SegmentStats
 
 U64 = st.integers(0, (1 << 64) - 1)
 U32 = st.integers(0, (1 << 32) - 1)

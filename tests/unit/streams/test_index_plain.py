@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from basaltmq.log.columnar import KEY_OFFSETS, VALUE_OFFSETS, ColumnBatch
-from basaltmq.log.record import Record
+from basaltmq.log.batches.columnar import KEY_OFFSETS, VALUE_OFFSETS, ColumnBatch
+from basaltmq.log.batches.record import Record
 from basaltmq.streams.adapter import hash64
-from basaltmq.streams.index_plain import key_hashes
-from basaltmq.streams.index_rows import Words
+from basaltmq.streams.engines.segment.index.plain import key_hashes
+from basaltmq.streams.engines.segment.index.rows import Words
 from basaltmq.streams.shards import ShardConfig
 
 AT = 3

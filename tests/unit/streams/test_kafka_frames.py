@@ -10,6 +10,7 @@ import pytest
 from tests.unit.log.test_kafka import compressed, resealed
 from tests.unit.streams.segment_rig import SegmentRig
 
+from basaltmq.durability import Durability
 from basaltmq.errors import (
     CorruptionError,
     DamagedFrameError,
@@ -17,12 +18,11 @@ from basaltmq.errors import (
     OffsetOutOfRangeError,
     UnsupportedCodecError,
 )
-from basaltmq.log import codecs, kafka
-from basaltmq.log.kafka_run import LARGE_BYTES, PIECE_BYTES
-from basaltmq.log.record import Record
+from basaltmq.log.batches import codecs, kafka
+from basaltmq.log.batches.kafka_run import LARGE_BYTES, PIECE_BYTES
+from basaltmq.log.batches.record import Record
 from basaltmq.log.verify import verify_log
 from basaltmq.streams.adapter import BATCH_BYTES_MAX, Otherwise
-from basaltmq.streams.durability import Durability
 
 SEED = 20_261_116
 

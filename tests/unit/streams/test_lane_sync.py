@@ -12,8 +12,8 @@ import pytest
 
 from basaltmq.errors import StorageError
 from basaltmq.log.lane import Lane
-from basaltmq.store.loop_time import AWAY_MIN
-from basaltmq.streams.lane_sync import HERE_BYTES_MAX, LaneSync
+from basaltmq.log.lane_sync import HERE_BYTES_MAX, LaneSync
+from basaltmq.store.sync.loop_time import AWAY_MIN
 
 WAIT_S = 30.0
 THREAD = "basalt-sync"

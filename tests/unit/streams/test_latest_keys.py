@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from tests.unit.log.strategies import transactional
 from tests.unit.streams.segment_rig import SegmentRig, explain
 
-from basaltmq.log.kafka import encode_plain, marker_batch
-from basaltmq.log.record import Record, StoredRecord
-from basaltmq.streams import latest_keys, segment_cleaner
+from basaltmq.log.batches.kafka import encode_plain, marker_batch
+from basaltmq.log.batches.record import Record, StoredRecord
+from basaltmq.streams.engines.segment import cleaner as segment_cleaner
+from basaltmq.streams.engines.segment import latest_keys
 
 KEYS = (None, b"", b"a", b"b", b"c", b"d" * 15, b"e" * 16, b"e" * 40, b"f" * 40)
 

@@ -7,11 +7,11 @@ from uuid import uuid4
 
 import pytest
 
-from basaltmq.log.record import Record
+from basaltmq.durability import Durability
+from basaltmq.log.batches.record import Record
 from basaltmq.store.memory import MemoryStore
-from basaltmq.streams import memory_engine
-from basaltmq.streams.durability import Durability
-from basaltmq.streams.memory_engine import MemoryEngine
+from basaltmq.streams.engines import memory as memory_engine
+from basaltmq.streams.engines.memory import MemoryEngine
 from basaltmq.streams.offsets import PersistentOffsets
 from basaltmq.streams.shards import Engine, ShardConfig, Shards, ShardSpec
 from basaltmq.streams.watermark import Watermarks

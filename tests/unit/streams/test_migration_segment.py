@@ -10,16 +10,16 @@ import pytest
 from tests.conformance.stream_engines import FakeClock
 
 import basaltmq
-from basaltmq.log import record as record_module
-from basaltmq.log.record import Record
+from basaltmq.durability import Durability
+from basaltmq.log.batches import record as record_module
+from basaltmq.log.batches.record import Record
 from basaltmq.store.api import Store
 from basaltmq.store.open import open_store
 from basaltmq.streams.adapter import Clock, StorageAdapter
-from basaltmq.streams.durability import Durability
+from basaltmq.streams.engines.segment.engine import SegmentEngine
 from basaltmq.streams.leaders import Leaders
 from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.plane import StreamPlane
-from basaltmq.streams.segment_engine import SegmentEngine
 from basaltmq.streams.shards import Engine, Shards
 from basaltmq.streams.topics import TopicConfig
 

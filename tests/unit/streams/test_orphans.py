@@ -13,13 +13,13 @@ from tests.conformance.stream_engines import FakeClock
 from basaltmq.catalog import deletion
 from basaltmq.catalog.kinds import Kind
 from basaltmq.catalog.objects import NewObject
+from basaltmq.durability import Durability
 from basaltmq.errors import CorruptionError, StorageError
-from basaltmq.log.record import Record
-from basaltmq.store import keys
+from basaltmq.log.batches.record import Record
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 from basaltmq.store.memory import MemoryStore
-from basaltmq.streams.durability import Durability
 from basaltmq.streams.plane import StreamPlane
 from basaltmq.streams.shards import SHADOW, Engine, ShardConfig, ShardSpec
 from basaltmq.streams.topics import Moving, TopicConfig, Topics

@@ -13,9 +13,9 @@ import pytest
 
 from basaltmq.errors import InvalidArgumentError, LimitExceededError
 from basaltmq.streams.adapter import BATCH_RECORDS_MAX
-from basaltmq.streams.arrow_file import is_compressed
-from basaltmq.streams.parcel import CHUNKS, open_parcel, pack
-from basaltmq.streams.stage import SCHEMA
+from basaltmq.streams.imports.arrow_file import is_compressed
+from basaltmq.streams.imports.parcel import CHUNKS, open_parcel, pack
+from basaltmq.streams.imports.stage import SCHEMA
 
 pytestmark = pytest.mark.spec("F1")
 

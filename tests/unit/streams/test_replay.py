@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from tests.unit.streams.segment_rig import INDEX, SegmentRig, explain
 
+from basaltmq.durability import Durability
 from basaltmq.log import recovery
+from basaltmq.log.batches.record import Record
 from basaltmq.log.lane import LaneOptions
-from basaltmq.log.record import Record
 from basaltmq.log.ring import SLOT_BYTES
-from basaltmq.store import keys
-from basaltmq.streams.durability import Durability
-from basaltmq.streams.index import StreamIndex
-from basaltmq.streams.segment_replay import Replay
+from basaltmq.store.keys import queues as keys
+from basaltmq.streams.engines.segment.index.index import StreamIndex
+from basaltmq.streams.engines.segment.replay import Replay
 
 
 def written(path: Path, seed: int) -> SegmentRig:

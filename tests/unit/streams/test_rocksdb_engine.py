@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.conformance.stream_engines import Rig, drained, fill, offsets, record
 
+from basaltmq.durability import Durability
 from basaltmq.errors import CorruptionError, StorageError, StorePoisonedError
-from basaltmq.log.record import Record, StoredRecord
-from basaltmq.store import keys
+from basaltmq.log.batches.record import Record, StoredRecord
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 from basaltmq.streams import adapter, watermark
-from basaltmq.streams.durability import Durability
-from basaltmq.streams.record_row import decode_row, encode_row, row_times
-from basaltmq.streams.retention import Extent, start_offset_after
-from basaltmq.streams.rocksdb_engine import RocksdbEngine
+from basaltmq.streams.engines.retention import Extent, start_offset_after
+from basaltmq.streams.engines.rocksdb.engine import RocksdbEngine
+from basaltmq.streams.engines.rocksdb.record_row import decode_row, encode_row, row_times
 from basaltmq.streams.shards import ShardConfig
 
 FAMILIES = (Family.STREAM_RECORDS, Family.STREAM_RECORD_INDEX)

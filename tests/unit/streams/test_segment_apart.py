@@ -9,7 +9,7 @@ import pytest
 from tests.unit.streams.segment_rig import SegmentRig
 
 from basaltmq.errors import DamagedFrameError
-from basaltmq.log.record import Record
+from basaltmq.log.batches.record import Record
 
 SEED = 20_261_116
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.unit.streams.segment_rig import SegmentRig, explain
 
+from basaltmq.log.batches.record import Record
 from basaltmq.log.frame import RELOCATED, REWRITTEN
-from basaltmq.log.record import Record
 from basaltmq.log.recovery import scan
 from basaltmq.log.segment import SegmentState
 

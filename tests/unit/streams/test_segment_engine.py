@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.unit.streams.segment_rig import SegmentRig
 
+from basaltmq.durability import Durability
 from basaltmq.errors import (
     CorruptionError,
     DamagedFrameError,
@@ -19,12 +20,11 @@ from basaltmq.errors import (
     StorePoisonedError,
     StoreStalledError,
 )
-from basaltmq.log.columnar import ColumnBatch
-from basaltmq.log.record import RECORD_BYTES_MAX, Record
-from basaltmq.streams import segment_reader
+from basaltmq.log.batches.columnar import ColumnBatch
+from basaltmq.log.batches.record import RECORD_BYTES_MAX, Record
 from basaltmq.streams.adapter import BATCH_RECORDS_MAX
-from basaltmq.streams.durability import Durability
-from basaltmq.streams.segment_reader import PORTION_MS
+from basaltmq.streams.engines.segment import reader as segment_reader
+from basaltmq.streams.engines.segment.reader import PORTION_MS
 
 
 def flip(path: Path, at: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.unit.streams.segment_rig import SegmentRig, explain
 
-from basaltmq.log.record import Record
+from basaltmq.log.batches.record import Record
 
 KEYS = [b"a", b"b", b"\x00\xff", b"", None]
 TAGS = [b"t", b"u\x00", b""]

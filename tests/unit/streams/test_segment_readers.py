@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from tests.unit.streams.segment_rig import SegmentRig
 
+from basaltmq.durability import Durability
 from basaltmq.errors import DamagedFrameError, StorePoisonedError
+from basaltmq.log.batches.record import Record
 from basaltmq.log.lane_options import SEGMENT_AGE_MS
-from basaltmq.log.record import Record
-from basaltmq.streams.durability import Durability
 
 WAIT_S = 30.0
 

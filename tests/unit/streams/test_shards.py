@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.conformance.stream_engines import FakeClock
 
+from basaltmq.durability import Durability, parse_durability
 from basaltmq.errors import (
     CorruptionError,
     InvalidArgumentError,
@@ -20,7 +21,6 @@ from basaltmq.errors import (
 )
 from basaltmq.store.batch import Batch
 from basaltmq.store.memory import MemoryStore
-from basaltmq.streams.durability import Durability, parse_durability
 from basaltmq.streams.shards import (
     SHADOW,
     SHARDS_PER_BATCH_MAX,

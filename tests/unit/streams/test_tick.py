@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from basaltmq.errors import StorageError, StoreClosedError
-from basaltmq.store.commit import GroupSync
-from basaltmq.streams.tick import TickSync
+from basaltmq.store.sync.group_commit import GroupSync
+from basaltmq.streams.engines.segment.tick import TickSync
 
 
 class Target:

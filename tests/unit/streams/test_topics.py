@@ -11,6 +11,7 @@ import pytest
 from tests.conformance.stream_engines import FakeClock, GatedStore
 
 from basaltmq.catalog.kinds import Kind
+from basaltmq.durability import Durability
 from basaltmq.errors import (
     BasaltError,
     CorruptionError,
@@ -22,12 +23,11 @@ from basaltmq.errors import (
     TopicExistsError,
     TopicNotFoundError,
 )
-from basaltmq.log.record import Record
+from basaltmq.log.batches.record import Record
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.memory import MemoryStore
 from basaltmq.store.open import open_store
-from basaltmq.streams.durability import Durability
 from basaltmq.streams.metadata_json import export_metadata, import_metadata
 from basaltmq.streams.migration import Progress
 from basaltmq.streams.partitions import Partitioner, murmur2, partition_of_key

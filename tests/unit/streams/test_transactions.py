@@ -11,12 +11,12 @@ from tests.unit.log.strategies import transactional
 from tests.unit.streams.segment_rig import SegmentRig, explain
 from tests.unit.streams.view_rig import Writer, seen
 
+from basaltmq.durability import Durability
 from basaltmq.errors import CorruptionError
-from basaltmq.log.kafka import marker_batch, read_header, read_marker, records
-from basaltmq.log.record import Record
-from basaltmq.streams import segment_cleaner
+from basaltmq.log.batches.kafka import marker_batch, read_header, read_marker, records
+from basaltmq.log.batches.record import Record
 from basaltmq.streams.adapter import Otherwise
-from basaltmq.streams.durability import Durability
+from basaltmq.streams.engines.segment import cleaner as segment_cleaner
 from basaltmq.streams.view import StreamView
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.unit.streams.view_rig import START_MS, Writer, seen, values
 
+from basaltmq.durability import Durability
 from basaltmq.errors import (
     InvalidArgumentError,
     LimitExceededError,
@@ -18,11 +19,10 @@ from basaltmq.errors import (
     StoreClosedError,
     TopicNotFoundError,
 )
-from basaltmq.log.record import Record
-from basaltmq.streams import segment_cleaner
+from basaltmq.log.batches.record import Record
 from basaltmq.streams import view as view_module
-from basaltmq.streams.durability import Durability
-from basaltmq.streams.segment_view import SegmentView
+from basaltmq.streams.engines.segment import cleaner as segment_cleaner
+from basaltmq.streams.engines.segment.view import SegmentView
 from basaltmq.streams.view import StreamView
 
 

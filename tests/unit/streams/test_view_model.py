@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.unit.streams.view_rig import Writer, seen
 
-from basaltmq.log.record import Record
+from basaltmq.log.batches.record import Record
 from basaltmq.streams.view import StreamView
 
 

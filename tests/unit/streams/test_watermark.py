@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from basaltmq.streams.durability import Durability
+from basaltmq.durability import Durability
 from basaltmq.streams.watermark import Visible, Watermarks
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.unit.streams.view_rig import Writer
 
-from basaltmq.log.record import Record
+from basaltmq.log.batches.record import Record
 
 TOPICS = ("safe", "quick", "rocks")
 SEGMENT_BYTES = 16_384

@@ -8,16 +8,16 @@ from typing import Any
 
 import msgspec
 
+from basaltmq.log.batches.record import Record, StoredRecord
 from basaltmq.log.lane import LaneOptions
-from basaltmq.log.record import Record, StoredRecord
 from basaltmq.store.api import Store
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore
 from basaltmq.streams.adapter import Clock
+from basaltmq.streams.engines.segment.engine import SegmentEngine
 from basaltmq.streams.leaders import Leaders
 from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.plane import StreamPlane
-from basaltmq.streams.segment_engine import SegmentEngine
 from basaltmq.streams.shards import Engine, Shards
 from basaltmq.streams.topics import TopicConfig
 from basaltmq.streams.view import StreamView

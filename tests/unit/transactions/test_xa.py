@@ -41,9 +41,10 @@ from basaltmq.messages.branches import (
     xid_key,
 )
 from basaltmq.messages.stored import StoredMessage
-from basaltmq.transactions import branch_table, xa
+from basaltmq.queues.transactions import branch_table
+from basaltmq.queues.transactions.xa_states import BranchState
+from basaltmq.transactions import xa
 from basaltmq.transactions.transaction import Transaction
-from basaltmq.transactions.xa_states import BranchState
 
 XID = Xid(1, b"global", b"branch")
 OTHER = Xid(1, b"global", b"other")

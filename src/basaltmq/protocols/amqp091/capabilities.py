@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from basaltmq import __version__
-from basaltmq.broker.amqp_table import Table, Value
+from basaltmq.broker.message.amqp_table import Table, Value
 
 PRODUCT: Final = "RabbitMQ"
 COMPATIBLE_VERSION: Final = "3.13.0"

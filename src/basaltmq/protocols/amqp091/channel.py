@@ -10,14 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from basaltmq.broker import properties
-from basaltmq.broker.consumer import Consumer, Delivered
-from basaltmq.broker.properties import seal
-from basaltmq.broker.tick_batch import Publish
+from basaltmq.broker.consumers.consumer import Consumer, Delivered
+from basaltmq.broker.consumers.tick_batch import Publish
+from basaltmq.broker.message import properties
+from basaltmq.broker.message.properties import seal
 from basaltmq.protocols.amqp091 import consuming, reply_to
-from basaltmq.protocols.amqp091 import methods as m
 from basaltmq.protocols.amqp091.confirms import Confirms
-from basaltmq.protocols.amqp091.errors import (
+from basaltmq.protocols.amqp091.events import Message, Published
+from basaltmq.protocols.amqp091.outbox import write_content
+from basaltmq.protocols.amqp091.subscriptions import Subscription, Subscriptions
+from basaltmq.protocols.amqp091.transactions import Transaction
+from basaltmq.protocols.amqp091.unacked import Unacked
+from basaltmq.protocols.amqp091.wire import methods as m
+from basaltmq.protocols.amqp091.wire.errors import (
     NO_ROUTE,
     NOT_FOUND,
     NOT_IMPLEMENTED,
@@ -25,11 +30,6 @@ from basaltmq.protocols.amqp091.errors import (
     ChannelFault,
     ConnectionFault,
 )
-from basaltmq.protocols.amqp091.events import Message, Published
-from basaltmq.protocols.amqp091.outbox import write_content
-from basaltmq.protocols.amqp091.subscriptions import Subscription, Subscriptions
-from basaltmq.protocols.amqp091.transactions import Transaction
-from basaltmq.protocols.amqp091.unacked import Unacked
 
 if TYPE_CHECKING:
     from basaltmq.protocols.amqp091.connection import Connection

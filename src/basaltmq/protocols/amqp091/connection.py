@@ -20,17 +20,28 @@ import ssl
 import time
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from basaltmq.broker.amqp_table import Table
+from basaltmq.broker.auth.users import User
 from basaltmq.broker.loop_shares import DRAFT_S
+from basaltmq.broker.message.amqp_table import Table
 from basaltmq.broker.peer import Peer, peer_at
-from basaltmq.broker.users import User
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import AuthenticationError, BasaltError
-from basaltmq.protocols.amqp091 import methods as m
 from basaltmq.protocols.amqp091 import sasl
 from basaltmq.protocols.amqp091.capabilities import ClientCapabilities
 from basaltmq.protocols.amqp091.channel import Channel
-from basaltmq.protocols.amqp091.errors import (
+from basaltmq.protocols.amqp091.events import (
+    ChannelFailed,
+    ConnectionFailed,
+    Event,
+    HeaderAccepted,
+    HeaderRefused,
+    Published,
+    Received,
+)
+from basaltmq.protocols.amqp091.input import Input
+from basaltmq.protocols.amqp091.session import Session
+from basaltmq.protocols.amqp091.wire import methods as m
+from basaltmq.protocols.amqp091.wire.errors import (
     ACCESS_REFUSED,
     CONNECTION_FORCED,
     INTERNAL_ERROR,
@@ -41,19 +52,8 @@ from basaltmq.protocols.amqp091.errors import (
     fault_of,
     shorten,
 )
-from basaltmq.protocols.amqp091.events import (
-    ChannelFailed,
-    ConnectionFailed,
-    Event,
-    HeaderAccepted,
-    HeaderRefused,
-    Published,
-    Received,
-)
-from basaltmq.protocols.amqp091.frames import HEARTBEAT_FRAME
-from basaltmq.protocols.amqp091.input import Input
-from basaltmq.protocols.amqp091.session import Session
-from basaltmq.protocols.amqp091.states import Phase
+from basaltmq.protocols.amqp091.wire.frames import HEARTBEAT_FRAME
+from basaltmq.protocols.amqp091.wire.states import Phase
 
 if TYPE_CHECKING:
     from basaltmq.protocols.amqp091.server import Server

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from basaltmq.broker.properties import open_envelope
-from basaltmq.broker.text_headers import envelope_of
-from basaltmq.broker.tick_batch import ACK, REJECT, REQUEUE, Settlement
-from basaltmq.protocols.amqp091 import methods as m
+from basaltmq.broker.consumers.tick_batch import ACK, REJECT, REQUEUE, Settlement
+from basaltmq.broker.message.properties import open_envelope
+from basaltmq.broker.message.text_headers import envelope_of
 from basaltmq.protocols.amqp091 import reply_to
-from basaltmq.protocols.amqp091.errors import (
+from basaltmq.protocols.amqp091.outbox import DeliverWriter, write_content
+from basaltmq.protocols.amqp091.subscriptions import Subscription
+from basaltmq.protocols.amqp091.unacked import Taken, unknown
+from basaltmq.protocols.amqp091.wire import methods as m
+from basaltmq.protocols.amqp091.wire.errors import (
     NOT_ALLOWED,
     NOT_IMPLEMENTED,
     PRECONDITION_FAILED,
     ChannelFault,
     ConnectionFault,
 )
-from basaltmq.protocols.amqp091.outbox import DeliverWriter, write_content
-from basaltmq.protocols.amqp091.subscriptions import Subscription
-from basaltmq.protocols.amqp091.unacked import Taken, unknown
 
 if TYPE_CHECKING:
     from basaltmq.protocols.amqp091.channel import Channel, Work

@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from basaltmq.protocols.amqp091.errors import ChannelFault, ConnectionFault
-from basaltmq.protocols.amqp091.methods import BasicPublish, Method
+from basaltmq.protocols.amqp091.wire.errors import ChannelFault, ConnectionFault
+from basaltmq.protocols.amqp091.wire.methods import BasicPublish, Method
 
 
 class Received(msgspec.Struct, gc=False):

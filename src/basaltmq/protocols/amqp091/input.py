@@ -16,11 +16,11 @@ from typing import Protocol
 
 from basaltmq.broker.loop_shares import LoopShares
 from basaltmq.errors import BasaltError
-from basaltmq.protocols.amqp091 import methods as m
 from basaltmq.protocols.amqp091.channel import Channel, Work
-from basaltmq.protocols.amqp091.errors import Fault, fault_of
 from basaltmq.protocols.amqp091.events import Event
 from basaltmq.protocols.amqp091.session import Session
+from basaltmq.protocols.amqp091.wire import methods as m
+from basaltmq.protocols.amqp091.wire.errors import Fault, fault_of
 
 
 class Taker(Protocol):

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
-from basaltmq.broker.consumer import Delivered
-from basaltmq.broker.properties import BARE, encode_shortstr, properties_start
-from basaltmq.broker.text_headers import envelope_of
-from basaltmq.protocols.amqp091 import methods as m
-from basaltmq.protocols.amqp091.frames import (
+from basaltmq.broker.consumers.consumer import Delivered
+from basaltmq.broker.message.properties import BARE, encode_shortstr, properties_start
+from basaltmq.broker.message.text_headers import envelope_of
+from basaltmq.protocols.amqp091.wire import methods as m
+from basaltmq.protocols.amqp091.wire.frames import (
     BASIC_CLASS,
     BODY,
     CONTENT_FIXED_BYTES,
@@ -30,8 +30,8 @@ from basaltmq.protocols.amqp091.frames import (
     OVERHEAD_BYTES,
     encode_content,
 )
-from basaltmq.protocols.amqp091.method_codec import encode_method
-from basaltmq.queues.delivery import Delivery
+from basaltmq.protocols.amqp091.wire.method_codec import encode_method
+from basaltmq.queues.leases.delivery import Delivery
 
 PIECES_MAX: Final = 128
 """Pieces per consumer: a queue rarely holds more kinds of messages at a time; some 50 KiB with usual names."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from basaltmq.broker import properties
+from basaltmq.broker.message import properties
 
 REPLY_TO: Final = "amq.rabbitmq.reply-to"
 _PREFIX: Final = REPLY_TO + "."

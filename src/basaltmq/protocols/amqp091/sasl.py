@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from basaltmq.broker import amqp_table
+from basaltmq.broker.message import amqp_table
 from basaltmq.errors import MalformedTableError
-from basaltmq.protocols.amqp091.errors import SYNTAX_ERROR, ConnectionFault
+from basaltmq.protocols.amqp091.wire.errors import SYNTAX_ERROR, ConnectionFault
 
 PLAIN: Final = "PLAIN"
 AMQPLAIN: Final = "AMQPLAIN"

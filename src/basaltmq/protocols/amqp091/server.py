@@ -19,11 +19,11 @@ from typing import Any, Final
 from basaltmq.broker.loop_shares import LoopShares
 from basaltmq.broker.node import Node
 from basaltmq.protocols.amqp091 import consuming, topology, transactions
-from basaltmq.protocols.amqp091 import methods as m
 from basaltmq.protocols.amqp091.capabilities import PRODUCT, server_properties
 from basaltmq.protocols.amqp091.connection import Connection
 from basaltmq.protocols.amqp091.reply_to import ReplyTo
 from basaltmq.protocols.amqp091.tuning import Limits
+from basaltmq.protocols.amqp091.wire import methods as m
 
 SWEEP_S: Final = 1.0
 CONNECTIONS_MAX: Final = 65_536

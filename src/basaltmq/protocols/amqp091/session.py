@@ -16,9 +16,20 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import Final
 
-from basaltmq.protocols.amqp091 import methods as m
-from basaltmq.protocols.amqp091.content import ChannelState
-from basaltmq.protocols.amqp091.errors import (
+from basaltmq.protocols.amqp091.events import (
+    ChannelFailed,
+    ConnectionFailed,
+    Event,
+    HeaderAccepted,
+    HeaderRefused,
+    Message,
+    Published,
+    Received,
+)
+from basaltmq.protocols.amqp091.tuning import Limits, Tuning
+from basaltmq.protocols.amqp091.wire import methods as m
+from basaltmq.protocols.amqp091.wire.content import ChannelState
+from basaltmq.protocols.amqp091.wire.errors import (
     CHANNEL_ERROR,
     COMMAND_INVALID,
     FRAME_ERROR,
@@ -32,17 +43,7 @@ from basaltmq.protocols.amqp091.errors import (
     Fault,
     LocalProtocolError,
 )
-from basaltmq.protocols.amqp091.events import (
-    ChannelFailed,
-    ConnectionFailed,
-    Event,
-    HeaderAccepted,
-    HeaderRefused,
-    Message,
-    Published,
-    Received,
-)
-from basaltmq.protocols.amqp091.frames import (
+from basaltmq.protocols.amqp091.wire.frames import (
     BASIC_CLASS,
     BODY,
     CONTENT_FIXED_BYTES,
@@ -56,9 +57,8 @@ from basaltmq.protocols.amqp091.frames import (
     OVERHEAD_BYTES,
     PROTOCOL_HEADER,
 )
-from basaltmq.protocols.amqp091.method_codec import codecs, encode_method, name_of
-from basaltmq.protocols.amqp091.states import ALLOWED, CLOSED, CLOSING, CONTENT, FROM_CLIENTS, OPEN, Phase
-from basaltmq.protocols.amqp091.tuning import Limits, Tuning
+from basaltmq.protocols.amqp091.wire.method_codec import codecs, encode_method, name_of
+from basaltmq.protocols.amqp091.wire.states import ALLOWED, CLOSED, CLOSING, CONTENT, FROM_CLIENTS, OPEN, Phase
 
 PUBLISH_MEMO_MAX: Final = 512
 """Routes remembered per connection: more than a publisher uses at a time; a full memo is emptied, 100 KiB at most."""

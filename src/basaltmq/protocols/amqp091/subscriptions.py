@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from basaltmq.broker.consumer import Consumer, Delivered
+from basaltmq.broker.consumers.consumer import Consumer, Delivered
 from basaltmq.protocols.amqp091.outbox import DeliverWriter
 
 

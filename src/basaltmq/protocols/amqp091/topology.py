@@ -6,16 +6,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from basaltmq.broker.exchange import EXCHANGE, QUEUE
+from basaltmq.broker.routing.exchange import EXCHANGE, QUEUE
 from basaltmq.errors import NotFoundError
-from basaltmq.protocols.amqp091 import methods as m
 from basaltmq.protocols.amqp091 import reply_to
-from basaltmq.protocols.amqp091.errors import (
-    NOT_FOUND,
-    NOT_IMPLEMENTED,
-    ChannelFault,
-    ConnectionFault,
-)
+from basaltmq.protocols.amqp091.wire import methods as m
+from basaltmq.protocols.amqp091.wire.errors import NOT_FOUND, NOT_IMPLEMENTED, ChannelFault, ConnectionFault
 
 if TYPE_CHECKING:
     from basaltmq.protocols.amqp091.channel import Channel

@@ -9,20 +9,20 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from basaltmq.broker.tick_batch import Publish, Settlement
+from basaltmq.broker.consumers.tick_batch import Publish, Settlement
 from basaltmq.errors import BasaltError
 from basaltmq.protocols.amqp091 import consuming
-from basaltmq.protocols.amqp091 import methods as m
 from basaltmq.protocols.amqp091.confirms import Confirms
-from basaltmq.protocols.amqp091.errors import (
+from basaltmq.protocols.amqp091.subscriptions import Subscription
+from basaltmq.protocols.amqp091.unacked import Taken
+from basaltmq.protocols.amqp091.wire import methods as m
+from basaltmq.protocols.amqp091.wire.errors import (
     PRECONDITION_FAILED,
     RESOURCE_ERROR,
     ChannelFault,
     ConnectionFault,
     fault_of,
 )
-from basaltmq.protocols.amqp091.subscriptions import Subscription
-from basaltmq.protocols.amqp091.unacked import Taken
 
 if TYPE_CHECKING:
     from basaltmq.protocols.amqp091.channel import Channel

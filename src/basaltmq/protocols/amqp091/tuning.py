@@ -10,10 +10,10 @@ from typing import Final
 
 import msgspec
 
-from basaltmq.broker import config
-from basaltmq.protocols.amqp091 import methods as m
-from basaltmq.protocols.amqp091.errors import NOT_ALLOWED, ConnectionFault
-from basaltmq.protocols.amqp091.frames import FRAME_BYTES_MIN
+from basaltmq.broker.config import settings as config
+from basaltmq.protocols.amqp091.wire import methods as m
+from basaltmq.protocols.amqp091.wire.errors import NOT_ALLOWED, ConnectionFault
+from basaltmq.protocols.amqp091.wire.frames import FRAME_BYTES_MIN
 
 HANDSHAKE_FRAME_BYTES_MAX: Final = 16384
 """Before a client is known: room for a long token as password, little to hold for a stranger."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Generic, TypeAlias, TypeVar
 
-from basaltmq.protocols.amqp091.errors import PRECONDITION_FAILED, ChannelFault
+from basaltmq.protocols.amqp091.wire.errors import PRECONDITION_FAILED, ChannelFault
 
 Source = TypeVar("Source")
 Taken: TypeAlias = tuple[int, Source, int, bytes]

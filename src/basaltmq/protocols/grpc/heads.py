@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from basaltmq.protocols.grpc.http2.header_blocks import Field
 from basaltmq.protocols.grpc.status import Outcome, Status, status_of, unescaped
-from basaltmq.protocols.http2.fields import Field
 
 _TIMEOUT: Final = re.compile(r"([0-9]{1,8})([HMSmun])")
 _UNITS_S: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}

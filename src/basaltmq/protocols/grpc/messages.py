@@ -10,7 +10,7 @@ from collections import deque
 from struct import Struct
 from typing import Final
 
-from basaltmq.protocols.http2.events import Chunk
+from basaltmq.protocols.grpc.http2.events import Chunk
 
 PREFIX: Final = Struct(">BI")
 PREFIX_BYTES: Final = PREFIX.size

@@ -6,7 +6,7 @@ import enum
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from basaltmq.protocols.http2.fields import Field, encode
+from basaltmq.protocols.grpc.http2.header_blocks import Field, encode
 
 TEXT_CHARACTERS_MAX: Final = 1_024
 """Of an error's text; escaped it is three times as long at worst, and has to fit a client's limit for all fields."""

@@ -18,15 +18,15 @@ from typing import Any, Final
 
 import msgspec
 
-from basaltmq.broker.permissions import CONFIGURE, READ
+from basaltmq.broker.auth.permissions import CONFIGURE, READ
+from basaltmq.durability import Durability, parse_durability
 from basaltmq.errors import BasaltError, InvalidConfigError
-from basaltmq.protocols.kafka import errors as e
-from basaltmq.protocols.kafka import group_configs
-from basaltmq.protocols.kafka.api import Request
-from basaltmq.protocols.kafka.desk import NODE_ID, Client, Desk
-from basaltmq.protocols.kafka.errors import Refused
-from basaltmq.protocols.kafka.schema import Fields
-from basaltmq.streams.durability import Durability, parse_durability
+from basaltmq.protocols.kafka.context import NODE_ID, Client, Desk
+from basaltmq.protocols.kafka.groups import configs as group_configs
+from basaltmq.protocols.kafka.wire import errors as e
+from basaltmq.protocols.kafka.wire.api import Request
+from basaltmq.protocols.kafka.wire.errors import Refused
+from basaltmq.protocols.kafka.wire.schema import Fields
 from basaltmq.streams.topics import TopicConfig
 
 TOPIC: Final = 2

@@ -25,18 +25,18 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from basaltmq.broker.auth.users import User
 from basaltmq.broker.peer import Peer, peer_at
-from basaltmq.broker.users import User
 from basaltmq.errors import AccessRefusedError, AuthenticationError, BasaltError, MalformedRequestError
-from basaltmq.protocols.kafka import api as k
-from basaltmq.protocols.kafka import errors as e
+from basaltmq.protocols.kafka.context import Held, Later
 from basaltmq.protocols.kafka.deadline import Deadline
-from basaltmq.protocols.kafka.desk import Held, Later
 from basaltmq.protocols.kafka.fetch_session import FetchSession
-from basaltmq.protocols.kafka.inbox import SIZE, Inbox
-from basaltmq.protocols.kafka.schema import Fields
 from basaltmq.protocols.kafka.scram import ScramExchange
 from basaltmq.protocols.kafka.session import MECHANISMS, PLAIN, api_versions, read_plain
+from basaltmq.protocols.kafka.wire import api as k
+from basaltmq.protocols.kafka.wire import errors as e
+from basaltmq.protocols.kafka.wire.inbox import SIZE, Inbox
+from basaltmq.protocols.kafka.wire.schema import Fields
 
 if TYPE_CHECKING:
     from basaltmq.protocols.kafka.server import Server

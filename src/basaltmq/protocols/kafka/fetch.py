@@ -19,18 +19,18 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
-from basaltmq.broker.permissions import READ
+from basaltmq.broker.auth.permissions import READ
 from basaltmq.errors import BasaltError, DamagedFrameError, OffsetOutOfRangeError
-from basaltmq.log.kafka import empty_batch, read_header
-from basaltmq.protocols.kafka import errors as e
-from basaltmq.protocols.kafka.api import Request
+from basaltmq.log.batches.kafka import empty_batch, read_header
 from basaltmq.protocols.kafka.arrivals import Wait
-from basaltmq.protocols.kafka.desk import Answer, Client, Desk, Tell
+from basaltmq.protocols.kafka.context import Answer, Client, Desk, Tell
 from basaltmq.protocols.kafka.fetch_session import Plan, plan
 from basaltmq.protocols.kafka.read_ahead import Next
-from basaltmq.protocols.kafka.schema import Fields
-from basaltmq.streams.segment_engine import SegmentEngine
-from basaltmq.streams.segment_kafka import Ahead
+from basaltmq.protocols.kafka.wire import errors as e
+from basaltmq.protocols.kafka.wire.api import Request
+from basaltmq.protocols.kafka.wire.schema import Fields
+from basaltmq.streams.engines.segment.engine import SegmentEngine
+from basaltmq.streams.engines.segment.kafka import Ahead
 
 ANSWER_BYTES_MAX: Final = 55 << 20
 """Of one answer, whatever is asked for: Kafka's default."""

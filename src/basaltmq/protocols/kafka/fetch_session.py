@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 from uuid import UUID
 
-from basaltmq.protocols.kafka import errors as e
-from basaltmq.protocols.kafka.schema import Fields
+from basaltmq.protocols.kafka.wire import errors as e
+from basaltmq.protocols.kafka.wire.schema import Fields
 
 NONE: Final = 0
 BEGIN: Final = 0

@@ -13,18 +13,18 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from basaltmq.broker.permissions import WRITE
+from basaltmq.broker.auth.permissions import WRITE
+from basaltmq.durability import Durability
 from basaltmq.errors import BasaltError, CorruptionError, StorageError, StoreStalledError
-from basaltmq.log import codecs
-from basaltmq.log.kafka import CONTROL, HEADER_BYTES, MAGIC, TRANSACTIONAL, KafkaHeader, read_header
-from basaltmq.protocols.kafka import errors as e
-from basaltmq.protocols.kafka.api import Request
-from basaltmq.protocols.kafka.desk import Answer, Client, Desk, Later, Tell, awaited
-from basaltmq.protocols.kafka.errors import Refused
-from basaltmq.protocols.kafka.schema import Fields
+from basaltmq.log.batches import codecs
+from basaltmq.log.batches.kafka import CONTROL, HEADER_BYTES, MAGIC, TRANSACTIONAL, KafkaHeader, read_header
+from basaltmq.protocols.kafka.context import Answer, Client, Desk, Later, Tell, awaited
+from basaltmq.protocols.kafka.wire import errors as e
+from basaltmq.protocols.kafka.wire.api import Request
+from basaltmq.protocols.kafka.wire.errors import Refused
+from basaltmq.protocols.kafka.wire.schema import Fields
 from basaltmq.streams.adapter import Append
-from basaltmq.streams.durability import Durability
-from basaltmq.streams.segment_engine import SegmentEngine
+from basaltmq.streams.engines.segment.engine import SegmentEngine
 
 ALL: Final = -1
 HELD_MS_MAX: Final = 10_000

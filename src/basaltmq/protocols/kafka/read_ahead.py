@@ -18,8 +18,8 @@ from contextlib import suppress
 from typing import Final, NamedTuple, Protocol
 
 from basaltmq.errors import BasaltError
-from basaltmq.streams.segment_engine import SegmentEngine
-from basaltmq.streams.segment_kafka import Ahead, take_ahead
+from basaltmq.streams.engines.segment.engine import SegmentEngine
+from basaltmq.streams.engines.segment.kafka import Ahead, take_ahead
 
 CLIENT_BYTES_MAX: Final = 4 << 20
 """Kept for one connection: four partitions at the limit of 1 MiB that clients ask for unless told otherwise."""

@@ -18,7 +18,7 @@ import hmac
 from collections.abc import Callable
 from typing import Final
 
-from basaltmq.broker.scram import HASHES, ScramCredential
+from basaltmq.broker.auth.scram import HASHES, ScramCredential
 from basaltmq.errors import AuthenticationError
 
 NONCE_CHARS_MAX: Final = 1024

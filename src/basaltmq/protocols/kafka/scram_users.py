@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from basaltmq.broker.scram import SHA_256, SHA_512, of_salted
+from basaltmq.broker.auth.scram import SHA_256, SHA_512, of_salted
 from basaltmq.errors import BasaltError, InvalidArgumentError, UserNotFoundError
-from basaltmq.protocols.kafka import errors as e
-from basaltmq.protocols.kafka.api import Request
-from basaltmq.protocols.kafka.desk import Answer, Client, Desk
-from basaltmq.protocols.kafka.schema import Fields
+from basaltmq.protocols.kafka.context import Answer, Client, Desk
+from basaltmq.protocols.kafka.wire import errors as e
+from basaltmq.protocols.kafka.wire.api import Request
+from basaltmq.protocols.kafka.wire.schema import Fields
 
 MECHANISMS: Final = {1: SHA_256, 2: SHA_512}
 _NOT_ALLOWED: Final = "only administrators see and change credentials"

@@ -12,21 +12,14 @@ from typing import Final
 from basaltmq.broker.loop_shares import LoopShares
 from basaltmq.broker.node import Node
 from basaltmq.errors import VHostDownError
-from basaltmq.protocols.kafka import api as k
-from basaltmq.protocols.kafka import (
-    configs,
-    consumer_requests,
-    fetch,
-    groups,
-    positions,
-    produce,
-    scram_users,
-    session,
-    topics,
-    transactions_requests,
-)
+from basaltmq.protocols.kafka import configs, fetch, produce, scram_users, session, topics
+from basaltmq.protocols.kafka import list_offsets as positions
 from basaltmq.protocols.kafka.connection import Connection
-from basaltmq.protocols.kafka.desk import Desk, Handler, Settings
+from basaltmq.protocols.kafka.context import Desk, Handler, Settings
+from basaltmq.protocols.kafka.groups import classic_groups as groups
+from basaltmq.protocols.kafka.groups import consumer_requests
+from basaltmq.protocols.kafka.transactions import requests as transactions_requests
+from basaltmq.protocols.kafka.wire import api as k
 
 BACKLOG: Final = 1024
 

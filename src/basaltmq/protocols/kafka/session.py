@@ -10,15 +10,15 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from basaltmq.broker.permissions import READ, WRITE
-from basaltmq.broker.scram import SHA_256, SHA_512
+from basaltmq.broker.auth.permissions import READ, WRITE
+from basaltmq.broker.auth.scram import SHA_256, SHA_512
 from basaltmq.errors import AuthenticationError
-from basaltmq.protocols.kafka import errors as e
-from basaltmq.protocols.kafka.api import API_VERSIONS, APIS, Request
-from basaltmq.protocols.kafka.apis_session import API_VERSIONS_KEY
-from basaltmq.protocols.kafka.desk import NODE_ID, Answer, Client, Desk
-from basaltmq.protocols.kafka.schema import Encoded, Fields, encode_array
-from basaltmq.protocols.kafka.transactions_requests import initialize
+from basaltmq.protocols.kafka.context import NODE_ID, Answer, Client, Desk
+from basaltmq.protocols.kafka.transactions.requests import initialize
+from basaltmq.protocols.kafka.wire import errors as e
+from basaltmq.protocols.kafka.wire.api import API_VERSIONS, APIS, Request
+from basaltmq.protocols.kafka.wire.schema import Encoded, Fields, encode_array
+from basaltmq.protocols.kafka.wire.session import API_VERSIONS_KEY
 
 PLAIN: Final = "PLAIN"
 MECHANISMS: Final = (PLAIN, SHA_256, SHA_512)

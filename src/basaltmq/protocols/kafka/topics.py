@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final
 
-from basaltmq.broker.permissions import CONFIGURE, READ, WRITE
+from basaltmq.broker.auth.permissions import CONFIGURE, READ, WRITE
 from basaltmq.errors import BasaltError, OffsetOutOfRangeError, TopicExistsError
-from basaltmq.protocols.kafka import errors as e
-from basaltmq.protocols.kafka.api import Request
-from basaltmq.protocols.kafka.apis_topics import METADATA_PARTITION
 from basaltmq.protocols.kafka.configs import topic_config
-from basaltmq.protocols.kafka.desk import NODE_ID, Answer, Client, Desk
-from basaltmq.protocols.kafka.schema import NIL, Encoded, Fields, encode_array
+from basaltmq.protocols.kafka.context import NODE_ID, Answer, Client, Desk
+from basaltmq.protocols.kafka.wire import errors as e
+from basaltmq.protocols.kafka.wire.api import Request
+from basaltmq.protocols.kafka.wire.schema import NIL, Encoded, Fields, encode_array
+from basaltmq.protocols.kafka.wire.topics import METADATA_PARTITION
 from basaltmq.streams.topics import PARTITIONS_MAX, Topic, TopicConfig
 
 NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")

@@ -21,8 +21,8 @@ from typing import Final
 
 from basaltmq.errors import CorruptionError
 from basaltmq.store.families import BY_LABEL
-from basaltmq.store.manifest import family_numbers, oldest_log
-from basaltmq.store.wal import LogScan, current_manifest, scan_log, wal_files, wal_number
+from basaltmq.store.integrity.manifest import family_numbers, oldest_log
+from basaltmq.store.integrity.wal import LogScan, current_manifest, scan_log, wal_files, wal_number
 
 _TAIL_BYTES: Final = 16 * 1024
 """The property block of a table is in here: it is about 1 KiB, and only the footer and a small block follow it."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from basaltmq.store.families import Family
-from basaltmq.store.wal import DamagedRecord
+from basaltmq.store.integrity.wal import DamagedRecord
 
 
 @dataclass(slots=True)

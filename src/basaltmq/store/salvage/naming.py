@@ -14,8 +14,8 @@ from uuid import UUID
 import msgspec
 
 from basaltmq.errors import BasaltError
-from basaltmq.store import keys
 from basaltmq.store.families import BY_LABEL, Family
+from basaltmq.store.keys import queues as keys
 from basaltmq.store.salvage.losses import Gap
 from basaltmq.store.salvage.reading import Row
 

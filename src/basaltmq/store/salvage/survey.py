@@ -13,14 +13,14 @@ from typing import Self
 from basaltmq.errors import CorruptionError
 from basaltmq.store.directory import DATABASE
 from basaltmq.store.families import BY_LABEL, Family
+from basaltmq.store.integrity.seals import Seals, check_manifest
+from basaltmq.store.integrity.synced import missing_writes, short_manifest
 from basaltmq.store.salvage.files import Files, look
 from basaltmq.store.salvage.losses import Gap, Losses
 from basaltmq.store.salvage.naming import Loss, Naming
 from basaltmq.store.salvage.reading import Row, read_family, read_range
 from basaltmq.store.salvage.views import Views
 from basaltmq.store.salvage.write_batch import Naming as BatchNaming
-from basaltmq.store.seals import Seals, check_manifest
-from basaltmq.store.synced import missing_writes, short_manifest
 
 
 class Survey:

@@ -27,7 +27,7 @@ from basaltmq.store.directory import (
     sync_directory,
     write_durably,
 )
-from basaltmq.store.synced import SYNCED
+from basaltmq.store.integrity.synced import SYNCED
 
 REPAIR: Final = "REPAIR"
 SCRATCH: Final = "repair.tmp"

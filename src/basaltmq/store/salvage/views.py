@@ -20,12 +20,12 @@ from typing import Final
 
 from rocksdict import AccessType, Options, Rdict
 
-from basaltmq.store.blobs import is_framed, write_frame
 from basaltmq.store.families import BY_LABEL
-from basaltmq.store.manifest import ListedTable, without_table, write_manifest
+from basaltmq.store.integrity.blobs import is_framed, write_frame
+from basaltmq.store.integrity.manifest import ListedTable, without_table, write_manifest
+from basaltmq.store.integrity.wal import DamagedRecord, append_record, salvage_records, write_record
 from basaltmq.store.rocks_errors import translate
 from basaltmq.store.salvage.files import Files
-from basaltmq.store.wal import DamagedRecord, append_record, salvage_records, write_record
 
 OPEN_MAX: Final = 4
 """Views kept open: all tables, one table alone, and all but the damaged one are used by turns."""

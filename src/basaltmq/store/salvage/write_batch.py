@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from basaltmq.errors import BasaltError
-from basaltmq.store import keys
 from basaltmq.store.families import BY_LABEL, Family
+from basaltmq.store.integrity.wal import DamagedRecord
+from basaltmq.store.keys import queues as keys
 from basaltmq.store.salvage.naming import SHOWN_MAX, Loss
-from basaltmq.store.wal import DamagedRecord
 
 _HEAD_BYTES: Final = 12
 _KINDS: Final = {

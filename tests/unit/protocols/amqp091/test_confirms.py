@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.protocols.amqp091.wire import frames
 
-from basaltmq.protocols.amqp091 import methods as m
 from basaltmq.protocols.amqp091.confirms import Confirms
+from basaltmq.protocols.amqp091.wire import methods as m
 
 
 class Publisher:

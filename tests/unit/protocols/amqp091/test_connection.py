@@ -9,11 +9,11 @@ import pytest
 from tests.fuzz.amqp091 import Transport, World
 from tests.unit.protocols.amqp091.wire import frames, handshake, messages, publish
 
-from basaltmq.protocols.amqp091 import methods as m
 from basaltmq.protocols.amqp091.connection import CLOSE_S, WRITE_STOP_BYTES, Connection
-from basaltmq.protocols.amqp091.errors import NOT_ALLOWED, ConnectionFault
-from basaltmq.protocols.amqp091.frames import HEARTBEAT_FRAME
-from basaltmq.protocols.amqp091.method_codec import encode_method
+from basaltmq.protocols.amqp091.wire import methods as m
+from basaltmq.protocols.amqp091.wire.errors import NOT_ALLOWED, ConnectionFault
+from basaltmq.protocols.amqp091.wire.frames import HEARTBEAT_FRAME
+from basaltmq.protocols.amqp091.wire.method_codec import encode_method
 
 
 class Socket(Transport):

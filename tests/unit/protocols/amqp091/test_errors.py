@@ -8,7 +8,7 @@ import pytest
 
 from basaltmq import errors
 from basaltmq.errors import BasaltError
-from basaltmq.protocols.amqp091.errors import NAMES, SOFT, ChannelFault, ConnectionFault, fault_of
+from basaltmq.protocols.amqp091.wire.errors import NAMES, SOFT, ChannelFault, ConnectionFault, fault_of
 
 
 def every_error() -> list[BasaltError]:

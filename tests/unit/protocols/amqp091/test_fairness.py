@@ -13,15 +13,15 @@ from tests.unit.protocols.amqp091.test_connection import Socket, in_world, opene
 from tests.unit.protocols.amqp091.wire import publish
 
 from basaltmq.broker.loop_shares import SHARE_S_MIN, TURN_S, LoopShares
-from basaltmq.broker.policy import Policy
-from basaltmq.broker.topology import REMOVED_AT_ONCE
+from basaltmq.broker.routing.policy import Policy
+from basaltmq.broker.routing.topology import REMOVED_AT_ONCE
 from basaltmq.broker.vhost import VHost
-from basaltmq.protocols.amqp091 import methods as m
 from basaltmq.protocols.amqp091.channel import DRAFTS_MAX
 from basaltmq.protocols.amqp091.connection import Connection
 from basaltmq.protocols.amqp091.consuming import PORTIONS
-from basaltmq.protocols.amqp091.method_codec import encode_method
-from basaltmq.queues.removal import PAGE
+from basaltmq.protocols.amqp091.wire import methods as m
+from basaltmq.protocols.amqp091.wire.method_codec import encode_method
+from basaltmq.queues.lifecycle.removal import PAGE
 
 TURNS_MAX = 2000
 LOOK_S = 0.001

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from basaltmq.protocols.amqp091 import methods as m
-from basaltmq.protocols.amqp091.errors import FRAME_ERROR, SYNTAX_ERROR, ConnectionFault, LocalProtocolError
-from basaltmq.protocols.amqp091.method_codec import codecs, encode_method, encode_payload, name_of
+from basaltmq.protocols.amqp091.wire import methods as m
+from basaltmq.protocols.amqp091.wire.errors import FRAME_ERROR, SYNTAX_ERROR, ConnectionFault, LocalProtocolError
+from basaltmq.protocols.amqp091.wire.method_codec import codecs, encode_method, encode_payload, name_of
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "Bit": st.booleans(),

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.protocols.amqp091.wire import Message, frames, messages
 
-from basaltmq.broker.properties import Properties, encode, seal
-from basaltmq.broker.stream_queue import StreamDelivery
-from basaltmq.protocols.amqp091 import methods as m
+from basaltmq.broker.consumers.stream_queue import StreamDelivery
+from basaltmq.broker.message.properties import Properties, encode, seal
 from basaltmq.protocols.amqp091.outbox import PIECES_MAX, DeliverWriter, write_content
+from basaltmq.protocols.amqp091.wire import methods as m
 
 FRAME_MAX = 4096
 SIZES = st.sampled_from([0, 1, 5, 4087, 4088, 4089, 8176, 8177, 10_000])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from basaltmq.broker import amqp_table
+from basaltmq.broker.message import amqp_table
 from basaltmq.protocols.amqp091 import sasl
-from basaltmq.protocols.amqp091.errors import SYNTAX_ERROR, ConnectionFault
+from basaltmq.protocols.amqp091.wire.errors import SYNTAX_ERROR, ConnectionFault
 
 
 def test_plain_is_a_name_and_a_password() -> None:

@@ -16,8 +16,18 @@ from tests.unit.protocols.amqp091.wire import (
     sent,
 )
 
-from basaltmq.protocols.amqp091 import methods as m
-from basaltmq.protocols.amqp091.errors import (
+from basaltmq.protocols.amqp091.events import (
+    ChannelFailed,
+    ConnectionFailed,
+    HeaderAccepted,
+    HeaderRefused,
+    Published,
+    Received,
+)
+from basaltmq.protocols.amqp091.session import PUBLISH_MEMO_MAX, Session
+from basaltmq.protocols.amqp091.tuning import Limits
+from basaltmq.protocols.amqp091.wire import methods as m
+from basaltmq.protocols.amqp091.wire.errors import (
     CHANNEL_ERROR,
     COMMAND_INVALID,
     FRAME_ERROR,
@@ -31,15 +41,7 @@ from basaltmq.protocols.amqp091.errors import (
     ConnectionFault,
     LocalProtocolError,
 )
-from basaltmq.protocols.amqp091.events import (
-    ChannelFailed,
-    ConnectionFailed,
-    HeaderAccepted,
-    HeaderRefused,
-    Published,
-    Received,
-)
-from basaltmq.protocols.amqp091.frames import (
+from basaltmq.protocols.amqp091.wire.frames import (
     BODY,
     CONTENT_HEAD,
     HEAD,
@@ -49,10 +51,8 @@ from basaltmq.protocols.amqp091.frames import (
     PROTOCOL_HEADER,
     encode_frame,
 )
-from basaltmq.protocols.amqp091.method_codec import encode_method, encode_payload
-from basaltmq.protocols.amqp091.session import PUBLISH_MEMO_MAX, Session
-from basaltmq.protocols.amqp091.states import Phase
-from basaltmq.protocols.amqp091.tuning import Limits
+from basaltmq.protocols.amqp091.wire.method_codec import encode_method, encode_payload
+from basaltmq.protocols.amqp091.wire.states import Phase
 
 PUBLISH = encode_method(1, m.BasicPublish(0, "", "q", False, False))
 ACK = encode_method(1, m.BasicAck(7, True))

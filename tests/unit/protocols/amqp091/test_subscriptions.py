@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from basaltmq.broker.consumer import UNLIMITED, Consumer
+from basaltmq.broker.consumers.consumer import UNLIMITED, Consumer
 from basaltmq.protocols.amqp091.subscriptions import Subscription, Subscriptions
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from basaltmq.protocols.amqp091.errors import PRECONDITION_FAILED, ChannelFault
 from basaltmq.protocols.amqp091.unacked import Unacked
+from basaltmq.protocols.amqp091.wire.errors import PRECONDITION_FAILED, ChannelFault
 
 METHOD = (60, 80)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from basaltmq.protocols.amqp091 import methods as m
 from basaltmq.protocols.amqp091.events import Event, Published
-from basaltmq.protocols.amqp091.frames import BODY, END, HEAD, HEADER, METHOD, PROTOCOL_HEADER, encode_content
-from basaltmq.protocols.amqp091.method_codec import codecs, encode_method
 from basaltmq.protocols.amqp091.session import Session
 from basaltmq.protocols.amqp091.tuning import Limits
+from basaltmq.protocols.amqp091.wire import methods as m
+from basaltmq.protocols.amqp091.wire.frames import BODY, END, HEAD, HEADER, METHOD, PROTOCOL_HEADER, encode_content
+from basaltmq.protocols.amqp091.wire.method_codec import codecs, encode_method
 
 FRAME_MAX = 4096
 

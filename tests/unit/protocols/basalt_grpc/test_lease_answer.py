@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from basaltmq.protocols.basalt_grpc.lease_answer import lease_answer
+from basaltmq.protocols.grpc.services.basalt.lease_answer import lease_answer
 from basaltmq.protocols.grpc.varints import varint
 from basaltmq.queues.config import Durability, QueueConfig
-from basaltmq.queues.delivery import Deliveries
 from basaltmq.queues.draft import Draft
+from basaltmq.queues.leases.delivery import Deliveries
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.store.commit import GroupCommit
 from basaltmq.store.memory import MemoryStore
+from basaltmq.store.sync.group_commit import GroupCommit
 from basaltmq.wire import basalt_pb2 as wire
 
 WORDS = st.text("abcé ", max_size=6)

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from basaltmq.client.requests import enqueue_of
-from basaltmq.protocols.basalt_grpc.payloads import payloads_of
+from basaltmq.protocols.grpc.services.basalt.payloads import payloads_of
 from basaltmq.wire import basalt_pb2 as wire
 
 QUEUES = st.one_of(st.text("ab-é", max_size=8), st.just("q" * 127), st.just("q" * 128))

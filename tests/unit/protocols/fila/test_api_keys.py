@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from basaltmq.broker.login_throttle import LoginThrottle
-from basaltmq.broker.permissions import Permissions
-from basaltmq.broker.users import Users
+from basaltmq.broker.auth.login_throttle import LoginThrottle
+from basaltmq.broker.auth.permissions import Permissions
+from basaltmq.broker.auth.users import Users
 from basaltmq.catalog.catalog import Catalog
 from basaltmq.errors import (
     AccessRefusedError,
@@ -22,11 +22,11 @@ from basaltmq.errors import (
     LimitExceededError,
     NotFoundError,
 )
-from basaltmq.protocols.fila.access import Access, AccessMode, Accounts, Caller, peer_of
-from basaltmq.protocols.fila.api_keys import KINDS, PERMISSIONS_MAX, ApiKeys, matches
+from basaltmq.protocols.grpc.services.access import Access, AccessMode, Accounts, Caller, peer_of
+from basaltmq.protocols.grpc.services.api_keys import KINDS, PERMISSIONS_MAX, ApiKeys, matches
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import api_key_key, decode_api_key_key
+from basaltmq.store.keys.queues import api_key_key, decode_api_key_key
 from basaltmq.store.memory import MemoryStore
 
 REMOTE = "ipv4:10.1.2.3:4711"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from basaltmq import errors
-from basaltmq.client.faults import BY_STATUS, fault
-from basaltmq.protocols.fila.status import STATUS, status_of
+from basaltmq.client.error_mapping import BY_STATUS, fault
+from basaltmq.protocols.grpc.services.error_status import STATUS, status_of
 from basaltmq.protocols.grpc.status import Status as StatusCode
 
 

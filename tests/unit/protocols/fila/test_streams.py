@@ -8,17 +8,17 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 import pytest
 
 from basaltmq.errors import AuthenticationError, MessageNotFoundError, QueueNotFoundError, StoreClosedError
-from basaltmq.protocols.fila import streams as module
-from basaltmq.protocols.fila import takers
-from basaltmq.protocols.fila.access import KeyCaller
-from basaltmq.protocols.fila.api_keys import ApiKeys
-from basaltmq.protocols.fila.streams import AckFrom, Streams
-from basaltmq.protocols.fila.takers import Takers
+from basaltmq.protocols.grpc.services import waiting_consumers as takers
+from basaltmq.protocols.grpc.services.access import KeyCaller
+from basaltmq.protocols.grpc.services.api_keys import ApiKeys
+from basaltmq.protocols.grpc.services.fila import consume_streams as module
+from basaltmq.protocols.grpc.services.fila.consume_streams import AckFrom, Streams
+from basaltmq.protocols.grpc.services.waiting_consumers import Takers
 from basaltmq.queues.config import Durability, QueueConfig
-from basaltmq.queues.delivery import Delivery
+from basaltmq.queues.leases.delivery import Delivery
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.store.commit import GroupCommit
 from basaltmq.store.memory import MemoryStore
+from basaltmq.store.sync.group_commit import GroupCommit
 
 Deliveries = AsyncGenerator[Delivery, None]
 

@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from basaltmq.errors import BasaltError, InvalidArgumentError, QueueFullError, QueueNotFoundError, StorageError
-from basaltmq.protocols.fila.tick import GATHERED_BYTES_MAX, TURNS_MAX, Tick
+from basaltmq.protocols.grpc.services.tick import GATHERED_BYTES_MAX, TURNS_MAX, Tick
 from basaltmq.queues.config import Durability, Overflow, QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.store.commit import GroupCommit
 from basaltmq.store.memory import MemoryStore
+from basaltmq.store.sync.group_commit import GroupCommit
 
 
 class ManualCommit(GroupCommit):

@@ -15,22 +15,22 @@ from tests.unit.protocols.http2.peer import data, frames, goaway, headers, reset
 
 from basaltmq.broker.loop_shares import TURN_S, LoopShares
 from basaltmq.errors import QueueNotFoundError
-from basaltmq.protocols.fila.status import outcome_of
-from basaltmq.protocols.grpc.call import Call
-from basaltmq.protocols.grpc.channel import Channel, timeout_text
-from basaltmq.protocols.grpc.client_call import CallFailed
-from basaltmq.protocols.grpc.connection import ANSWERS_BYTES_MAX, ServerConnection
+from basaltmq.protocols.grpc.client.call import CallFailed
+from basaltmq.protocols.grpc.client.channel import Channel, timeout_text
 from basaltmq.protocols.grpc.heads import RequestHead, ResponseHead
-from basaltmq.protocols.grpc.later import Later
+from basaltmq.protocols.grpc.http2 import frames as f
+from basaltmq.protocols.grpc.http2.connection import Connection
+from basaltmq.protocols.grpc.http2.events import Headers
+from basaltmq.protocols.grpc.http2.frames import FRAME_BYTES_MIN, FRAME_BYTES_TAKEN, Code, Setting
+from basaltmq.protocols.grpc.http2.header_blocks import Meanings
 from basaltmq.protocols.grpc.messages import PREFIX, Messages, prefixed
-from basaltmq.protocols.grpc.methods import AnswerStream, BothStreams, Unary
-from basaltmq.protocols.grpc.server import GrpcServer
+from basaltmq.protocols.grpc.server.call import Call
+from basaltmq.protocols.grpc.server.connection import ANSWERS_BYTES_MAX, ServerConnection
+from basaltmq.protocols.grpc.server.immediate_future import Later
+from basaltmq.protocols.grpc.server.methods import AnswerStream, BothStreams, Unary
+from basaltmq.protocols.grpc.server.server import GrpcServer
+from basaltmq.protocols.grpc.services.error_status import outcome_of
 from basaltmq.protocols.grpc.status import Outcome, Status, escaped, trailer, unescaped
-from basaltmq.protocols.http2 import frames as f
-from basaltmq.protocols.http2.connection import Connection
-from basaltmq.protocols.http2.events import Headers
-from basaltmq.protocols.http2.fields import Meanings
-from basaltmq.protocols.http2.frames import FRAME_BYTES_MIN, FRAME_BYTES_TAKEN, Code, Setting
 
 WAIT_S = 60
 LARGE = 1 << 20

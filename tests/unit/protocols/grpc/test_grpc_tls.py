@@ -11,12 +11,12 @@ import pytest
 from tests.interop.fila.certificates import Authority
 
 from basaltmq.client.channel import Target
-from basaltmq.protocols.fila.server import Certificates, TlsFiles
-from basaltmq.protocols.fila.status import outcome_of
-from basaltmq.protocols.grpc.channel import Channel
-from basaltmq.protocols.grpc.client_call import CallFailed
-from basaltmq.protocols.grpc.methods import Unary
-from basaltmq.protocols.grpc.server import GrpcServer
+from basaltmq.protocols.grpc.client.call import CallFailed
+from basaltmq.protocols.grpc.client.channel import Channel
+from basaltmq.protocols.grpc.server.methods import Unary
+from basaltmq.protocols.grpc.server.server import GrpcServer
+from basaltmq.protocols.grpc.services.error_status import outcome_of
+from basaltmq.protocols.grpc.services.queue_server import Certificates, TlsFiles
 
 WAIT_S = 60
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from basaltmq.protocols.http2 import frames as f
-from basaltmq.protocols.http2.connection import Connection
-from basaltmq.protocols.http2.fields import Field, Meanings, encode
-from basaltmq.protocols.http2.frames import HEAD, HEAD_BYTES, Code
+from basaltmq.protocols.grpc.http2 import frames as f
+from basaltmq.protocols.grpc.http2.connection import Connection
+from basaltmq.protocols.grpc.http2.frames import HEAD, HEAD_BYTES, Code
+from basaltmq.protocols.grpc.http2.header_blocks import Field, Meanings, encode
 
 REQUEST = [(":method", "POST"), (":scheme", "http"), (":path", "/a.B/C"), ("content-type", "application/grpc")]
 OPENING = f.PREFACE + f.settings([])

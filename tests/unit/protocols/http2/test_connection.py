@@ -17,12 +17,12 @@ from tests.unit.protocols.http2.peer import (
     served,
 )
 
-from basaltmq.protocols.http2 import frames as f
-from basaltmq.protocols.http2.budget import ALLOWANCE, PER_SECOND
-from basaltmq.protocols.http2.connection import CONTINUATIONS_MAX, Connection
-from basaltmq.protocols.http2.events import Broken, Data, Headers, Reset, Writable
-from basaltmq.protocols.http2.fields import LIST_BYTES_MAX, Field, Meanings, encode
-from basaltmq.protocols.http2.frames import (
+from basaltmq.protocols.grpc.http2 import frames as f
+from basaltmq.protocols.grpc.http2.budget import ALLOWANCE, PER_SECOND
+from basaltmq.protocols.grpc.http2.connection import CONTINUATIONS_MAX, Connection
+from basaltmq.protocols.grpc.http2.events import Broken, Data, Headers, Reset, Writable
+from basaltmq.protocols.grpc.http2.frame_sender import CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES
+from basaltmq.protocols.grpc.http2.frames import (
     FRAME_BYTES_MIN,
     FRAME_BYTES_TAKEN,
     WINDOW_DEFAULT,
@@ -30,8 +30,8 @@ from basaltmq.protocols.http2.frames import (
     Code,
     Setting,
 )
-from basaltmq.protocols.http2.sending import CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES
-from basaltmq.protocols.http2.stream import Stream
+from basaltmq.protocols.grpc.http2.header_blocks import LIST_BYTES_MAX, Field, Meanings, encode
+from basaltmq.protocols.grpc.http2.stream import Stream
 
 BLOCK = encode([(":status", "200")])
 TRAILER = encode([("grpc-status", "0")])

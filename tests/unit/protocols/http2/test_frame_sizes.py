@@ -8,11 +8,11 @@ import sys
 import pytest
 from tests.unit.protocols.http2.peer import OPENING, REQUEST, Clock, data, frames, goaway, headers, served
 
-from basaltmq.protocols.http2 import frames as f
-from basaltmq.protocols.http2.connection import Connection
-from basaltmq.protocols.http2.events import Broken, Data, Headers
-from basaltmq.protocols.http2.fields import Field, Meanings, encode
-from basaltmq.protocols.http2.frames import (
+from basaltmq.protocols.grpc.http2 import frames as f
+from basaltmq.protocols.grpc.http2.connection import Connection
+from basaltmq.protocols.grpc.http2.events import Broken, Data, Headers
+from basaltmq.protocols.grpc.http2.frame_buffer import PIECE_BYTES_MIN, Rest
+from basaltmq.protocols.grpc.http2.frames import (
     FRAME_BYTES_MAX,
     FRAME_BYTES_MIN,
     FRAME_BYTES_TAKEN,
@@ -20,8 +20,8 @@ from basaltmq.protocols.http2.frames import (
     Code,
     Setting,
 )
-from basaltmq.protocols.http2.rest import PIECE_BYTES_MIN, Rest
-from basaltmq.protocols.http2.stream import Stream
+from basaltmq.protocols.grpc.http2.header_blocks import Field, Meanings, encode
+from basaltmq.protocols.grpc.http2.stream import Stream
 
 CONTENT = random.Random(7).randbytes(FRAME_BYTES_TAKEN)
 

@@ -8,16 +8,16 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 from tests.unit.log.strategies import transactional
-from tests.unit.protocols.kafka.test_kafka_desk import Anybody, batch_of
+from tests.unit.protocols.kafka.test_kafka_context import Anybody, batch_of
 from tests.unit.protocols.kafka.test_kafka_transactions import TIMEOUT_MS, World
 
-from basaltmq.broker.permissions import CONFIGURE, READ, WRITE
+from basaltmq.broker.auth.permissions import CONFIGURE, READ, WRITE
 from basaltmq.errors import AccessRefusedError
-from basaltmq.protocols.kafka import api as k
-from basaltmq.protocols.kafka import errors as e
-from basaltmq.protocols.kafka.api import APIS
-from basaltmq.protocols.kafka.desk import Client
+from basaltmq.protocols.kafka.context import Client
 from basaltmq.protocols.kafka.server import handlers
+from basaltmq.protocols.kafka.wire import api as k
+from basaltmq.protocols.kafka.wire import errors as e
+from basaltmq.protocols.kafka.wire.api import APIS
 from basaltmq.streams.offsets import Commit
 
 TOPIC, GROUP, ID = "a-topic", "a-group", "an-id"

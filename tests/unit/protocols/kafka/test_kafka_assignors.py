@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from uuid import UUID
 
-from basaltmq.protocols.kafka.assignors import Share, TopicSize, by_range, uniform
+from basaltmq.protocols.kafka.groups.assignors import Share, TopicSize, by_range, uniform
 
 
 def topics(**partitions: int) -> dict[str, TopicSize]:

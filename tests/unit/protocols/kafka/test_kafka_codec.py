@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from basaltmq.errors import MalformedRequestError
-from basaltmq.protocols.kafka import api as k
-from basaltmq.protocols.kafka.apis_topics import METADATA_PARTITION
-from basaltmq.protocols.kafka.schema import Array, Field, Struct, encode_array, read_varint, varint
+from basaltmq.protocols.kafka.wire import api as k
+from basaltmq.protocols.kafka.wire.schema import Array, Field, Struct, encode_array, read_varint, varint
+from basaltmq.protocols.kafka.wire.topics import METADATA_PARTITION
 
 VERSIONS = [(api, version) for api in k.APIS.values() for version in range(api.version_min, api.version_max + 1)]
 HOSTILE = (0x7FFFFFFF, -1, -2, -(1 << 31), 1 << 20)

@@ -8,12 +8,12 @@ from uuid import UUID
 
 import pytest
 
-from basaltmq.protocols.kafka import consumer_group as module
-from basaltmq.protocols.kafka import errors as e
-from basaltmq.protocols.kafka.assignors import RANGE, TopicSize
-from basaltmq.protocols.kafka.consumer_group import WAITING_MS, ConsumerGroup, State, Timing
-from basaltmq.protocols.kafka.consumer_member import AWAY
-from basaltmq.protocols.kafka.errors import Refused
+from basaltmq.protocols.kafka.groups import consumer_group as module
+from basaltmq.protocols.kafka.groups.assignors import RANGE, TopicSize
+from basaltmq.protocols.kafka.groups.consumer_group import WAITING_MS, ConsumerGroup, State, Timing
+from basaltmq.protocols.kafka.groups.consumer_member import AWAY
+from basaltmq.protocols.kafka.wire import errors as e
+from basaltmq.protocols.kafka.wire.errors import Refused
 
 T = UUID(int=1)
 TIMING = Timing(session_ms=10_000, heartbeat_ms=3_000)

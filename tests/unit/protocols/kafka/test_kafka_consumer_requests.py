@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.unit.protocols.kafka.test_kafka_desk import Anybody
-from tests.unit.protocols.kafka.test_kafka_desk import World as DeskWorld
+from tests.unit.protocols.kafka.test_kafka_context import Anybody
+from tests.unit.protocols.kafka.test_kafka_context import World as DeskWorld
 
-from basaltmq.protocols.kafka import api as k
-from basaltmq.protocols.kafka import consumer_groups as module
-from basaltmq.protocols.kafka import errors as e
-from basaltmq.protocols.kafka.api import APIS
-from basaltmq.protocols.kafka.consumer_group import Timing
-from basaltmq.protocols.kafka.desk import Client
+from basaltmq.protocols.kafka.context import Client
+from basaltmq.protocols.kafka.groups import consumer_groups as module
+from basaltmq.protocols.kafka.groups.consumer_group import Timing
 from basaltmq.protocols.kafka.server import handlers
-from basaltmq.store import keys
+from basaltmq.protocols.kafka.wire import api as k
+from basaltmq.protocols.kafka.wire import errors as e
+from basaltmq.protocols.kafka.wire.api import APIS
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 
 SESSION_S = Timing().session_ms / 1000
 Fields = dict[str, Any]

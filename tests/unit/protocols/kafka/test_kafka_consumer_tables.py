@@ -7,9 +7,9 @@ from uuid import UUID
 
 import pytest
 
-from basaltmq.protocols.kafka import api as k
-from basaltmq.protocols.kafka.schema import Struct
 from basaltmq.protocols.kafka.session import api_versions
+from basaltmq.protocols.kafka.wire import api as k
+from basaltmq.protocols.kafka.wire.schema import Struct
 
 FIRST, SECOND = UUID(int=(1 << 64) + 2), UUID(int=(3 << 64) + 4)
 BEAT, DESCRIBE = k.APIS[k.CONSUMER_GROUP_HEARTBEAT], k.APIS[k.CONSUMER_GROUP_DESCRIBE]

@@ -11,9 +11,9 @@ import pytest
 from tests.fuzz.kafka import World, answers, settle
 
 from basaltmq.broker.loop_shares import TURN_S, LoopShares
-from basaltmq.protocols.kafka import api as k
 from basaltmq.protocols.kafka import connection, topics
-from basaltmq.protocols.kafka.schema import NIL
+from basaltmq.protocols.kafka.wire import api as k
+from basaltmq.protocols.kafka.wire.schema import NIL
 from basaltmq.streams.topics import TopicConfig
 
 LOOK_S = TURN_S / 10

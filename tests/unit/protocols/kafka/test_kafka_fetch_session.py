@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from basaltmq.protocols.kafka import errors as e
 from basaltmq.protocols.kafka import fetch_session as module
 from basaltmq.protocols.kafka.fetch_session import FetchSession, Plan, plan
+from basaltmq.protocols.kafka.wire import errors as e
 
 Fields = dict[str, Any]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from basaltmq.protocols.kafka import errors as e
-from basaltmq.protocols.kafka.group import Group, State
+from basaltmq.protocols.kafka.groups.classic_group import Group, State
+from basaltmq.protocols.kafka.wire import errors as e
 
 SESSION_S = 10.0
 REBALANCE_S = 60.0

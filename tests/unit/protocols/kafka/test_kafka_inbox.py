@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from basaltmq.protocols.kafka.inbox import PIECE_BYTES_MIN, SIZE, Inbox
+from basaltmq.protocols.kafka.wire.inbox import PIECE_BYTES_MIN, SIZE, Inbox
 
 SIZES = st.lists(st.sampled_from((0, 1, 3, 4, 5, 100, PIECE_BYTES_MIN, PIECE_BYTES_MIN + 1, 3 * PIECE_BYTES_MIN)))
 

@@ -10,19 +10,19 @@ from typing import Any, cast
 
 import pytest
 from tests.unit.log.strategies import transactional
-from tests.unit.protocols.kafka.test_kafka_desk import Anybody, batch_of
+from tests.unit.protocols.kafka.test_kafka_context import Anybody, batch_of
 from tests.unit.protocols.kafka.test_kafka_transactions import World
 
-from basaltmq.log.kafka import read_header, records
-from basaltmq.log.kafka_run import take_batches
-from basaltmq.protocols.kafka import api as k
+from basaltmq.log.batches.kafka import read_header, records
+from basaltmq.log.batches.kafka_run import take_batches
 from basaltmq.protocols.kafka import read_ahead
-from basaltmq.protocols.kafka.api import APIS, Request
-from basaltmq.protocols.kafka.desk import Client
+from basaltmq.protocols.kafka.context import Client
 from basaltmq.protocols.kafka.fetch import fetch
 from basaltmq.protocols.kafka.read_ahead import Next
-from basaltmq.streams import segment_kafka
-from basaltmq.streams.segment_engine import SegmentEngine
+from basaltmq.protocols.kafka.wire import api as k
+from basaltmq.protocols.kafka.wire.api import APIS, Request
+from basaltmq.streams.engines.segment import kafka as segment_kafka
+from basaltmq.streams.engines.segment.engine import SegmentEngine
 
 STEPS = 120
 FIELDS = ("records", "high_watermark", "last_stable_offset", "log_start_offset", "error_code", "aborted_transactions")

@@ -7,7 +7,7 @@ import hashlib
 
 import pytest
 
-from basaltmq.broker.scram import SHA_256, ScramCredential, of_row, of_salted
+from basaltmq.broker.auth.scram import SHA_256, ScramCredential, of_row, of_salted
 from basaltmq.errors import AuthenticationError, InvalidArgumentError
 from basaltmq.protocols.kafka.scram import ScramExchange
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from basaltmq.protocols.kafka.api import APIS, Api
-from basaltmq.protocols.kafka.schema import Array, Field, Struct
+from basaltmq.protocols.kafka.wire.api import APIS, Api
+from basaltmq.protocols.kafka.wire.schema import Array, Field, Struct
 
 
 def _definitions() -> Path:

@@ -12,24 +12,24 @@ from uuid import UUID
 import msgspec
 import pytest
 from tests.unit.log.strategies import transactional
-from tests.unit.protocols.kafka.test_kafka_desk import Anybody
+from tests.unit.protocols.kafka.test_kafka_context import Anybody
 
-from basaltmq.broker.stream_queue import StreamQueues
+from basaltmq.broker.consumers.stream_queue import StreamQueues
+from basaltmq.durability import Durability
 from basaltmq.errors import CorruptionError
-from basaltmq.log.kafka import read_header
-from basaltmq.protocols.kafka import api as k
-from basaltmq.protocols.kafka import errors as e
-from basaltmq.protocols.kafka.api import APIS
+from basaltmq.log.batches.kafka import read_header
 from basaltmq.protocols.kafka.configs import topic_config
-from basaltmq.protocols.kafka.desk import Client, Desk, Settings, awaited
-from basaltmq.protocols.kafka.errors import Refused
+from basaltmq.protocols.kafka.context import Client, Desk, Settings, awaited
 from basaltmq.protocols.kafka.server import handlers
-from basaltmq.protocols.kafka.transactions import IDLE_MS_MAX, TIMEOUT_MS_MAX, Transactions
-from basaltmq.protocols.kafka.transactions_row import EPOCH_MAX, State, Transaction
-from basaltmq.store import keys
+from basaltmq.protocols.kafka.transactions.coordinator import IDLE_MS_MAX, TIMEOUT_MS_MAX, Transactions
+from basaltmq.protocols.kafka.transactions.row import EPOCH_MAX, State, Transaction
+from basaltmq.protocols.kafka.wire import api as k
+from basaltmq.protocols.kafka.wire import errors as e
+from basaltmq.protocols.kafka.wire.api import APIS
+from basaltmq.protocols.kafka.wire.errors import Refused
 from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
 from basaltmq.store.open import open_store
-from basaltmq.streams.durability import Durability
 from basaltmq.streams.offsets import Commit
 
 TIMEOUT_MS = 60_000

@@ -11,15 +11,15 @@ from typing import Any, cast
 import pytest
 from tests.fuzz.kafka import World as Served
 from tests.fuzz.kafka import answers
-from tests.unit.protocols.kafka.test_kafka_desk import Anybody, World, batch_of
+from tests.unit.protocols.kafka.test_kafka_context import Anybody, World, batch_of
 
-from basaltmq.protocols.kafka import api as k
 from basaltmq.protocols.kafka import connection as connection_module
-from basaltmq.protocols.kafka.api import APIS, Request
+from basaltmq.protocols.kafka.context import Client, Held, Later, Tell
 from basaltmq.protocols.kafka.deadline import Deadline
-from basaltmq.protocols.kafka.desk import Client, Held, Later, Tell
 from basaltmq.protocols.kafka.fetch import fetch
-from basaltmq.protocols.kafka.schema import Fields
+from basaltmq.protocols.kafka.wire import api as k
+from basaltmq.protocols.kafka.wire.api import APIS, Request
+from basaltmq.protocols.kafka.wire.schema import Fields
 
 WAIT_S = 60.0
 

@@ -1,0 +1,1 @@
+"""The HTTP server of the admin API: requests, routes, authentication, paging."""

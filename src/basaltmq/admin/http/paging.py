@@ -1,0 +1,112 @@
+"""Lists as RabbitMQ's tools ask for them: whole, or by page, filtered by name, sorted, with some columns only.
+
+A list without `page` is answered whole, as those tools expect; making many items leaves the loop to others in between.
+A filter is a part of the name, not a regular expression: one written with bad intent could stop the broker's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeVar
+
+from basaltmq.admin.http.message import HttpError
+from basaltmq.admin.http.routes import Call
+from basaltmq.admin.http.turns import Turns
+
+PAGE_ITEMS: Final = 100
+PAGE_ITEMS_MAX: Final = 500
+"""RabbitMQ's number; more takes longer than a loop should be held."""
+
+Key = TypeVar("Key")
+
+
+async def listing(
+    call: Call, names: Iterable[tuple[str, Key]], make: Callable[[Key], dict[str, Any] | None], *, sort: str = "name"
+) -> Any:
+    """Answer a list: (name, key) of every item there is, and how an item is made from its key.
+
+    Sorted by name an answer makes only the items of its page; by another field all of them. `make` answers None for
+    what went away meanwhile.
+    """
+    wanted = call.query.get("name", "")
+    if wanted and call.flag("use_regex"):
+        raise HttpError(400, "use_regex is not taken here: give a part of the name")
+    everything = list(names)
+    chosen = [each for each in everything if wanted in each[0]] if wanted else everything
+    field = call.query.get("sort") or sort
+    by_name = field == sort
+    if by_name:
+        chosen.sort(key=lambda each: each[0], reverse=call.flag("sort_reverse"))
+    if "page" not in call.query:
+        items = await _made(chosen, make)
+        return items if by_name else _sorted(call, field, items)
+    page = call.number("page", 1, low=1)
+    size = call.number("page_size", PAGE_ITEMS, low=1, high=PAGE_ITEMS_MAX)
+    pages = max(1, -(-len(chosen) // size))
+    if page > pages:
+        raise HttpError(400, f"there is no page {page}; the last is {pages}", code="page_out_of_range")
+    here = slice((page - 1) * size, page * size)
+    items = await _made(chosen[here], make) if by_name else _sorted(call, field, await _made(chosen, make))[here]
+    return {
+        "filtered_count": len(chosen),
+        "item_count": len(items),
+        "items": items,
+        "page": page,
+        "page_count": pages,
+        "page_size": size,
+        "total_count": len(everything),
+    }
+
+
+async def _made(chosen: list[tuple[str, Key]], make: Callable[[Key], dict[str, Any] | None]) -> list[dict[str, Any]]:
+    items = []
+    turns = Turns()
+    for _, key in chosen:
+        item = make(key)
+        if item is not None:
+            items.append(item)
+        await turns.breathe()
+    return items
+
+
+def _sorted(call: Call, field: str, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def key(item: dict[str, Any]) -> tuple[int, Any]:
+        value = _value(item, field)
+        if isinstance(value, int | float):
+            return (1, value)
+        return (0, "") if value is None else (2, str(value))
+
+    return sorted(items, key=key, reverse=call.flag("sort_reverse"))
+
+
+def only_columns(call: Call, answer: Any) -> Any:
+    """An answer with the fields that were asked for: of an object, or of every item of a list or page."""
+    asked = [column for column in call.query.get("columns", "").split(",") if column]
+    if not asked:
+        return answer
+    if isinstance(answer, list):
+        return [_only(item, asked) if isinstance(item, dict) else item for item in answer]
+    if not isinstance(answer, dict):
+        return answer
+    if "page" in call.query and "items" in answer:
+        return {**answer, "items": only_columns(call, answer["items"])}
+    return _only(answer, asked)
+
+
+def _only(item: dict[str, Any], columns: list[str]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for column in columns:
+        head, _, rest = column.partition(".")
+        if head not in item:
+            continue
+        if rest and isinstance(item[head], dict):
+            kept.setdefault(head, {}).update(_only(item[head], [rest]))
+        else:
+            kept[head] = item[head]
+    return kept
+
+
+def _value(item: Any, field: str) -> Any:
+    for part in field.split("."):
+        item = item.get(part) if isinstance(item, dict) else None
+    return item

@@ -1,0 +1,112 @@
+"""What a request may see and touch: virtual hosts by the user's permissions and tags, operations by permissions.
+
+Operations that a client could do over AMQP (declare, bind, publish, get) ask the same permissions as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from basaltmq.admin.http.message import HttpError
+from basaltmq.admin.http.routes import Access, Call, allowed
+from basaltmq.broker.config.settings import Config
+from basaltmq.broker.node import Node
+from basaltmq.broker.supervision import VHostState
+from basaltmq.broker.vhost import VHost
+from basaltmq.errors import PublishersHeldError, VHostNotFoundError
+
+SERIALIZED_FACTOR = 4
+"""How much longer a message is as JSON: base64 takes a third more, escapes of control characters up to six times."""
+
+
+class Scope:
+    """The broker as the handlers see it."""
+
+    def __init__(self, node: Node, config: Callable[[], Config], ports: Mapping[str, int]) -> None:
+        self.node = node
+        self.ports = ports
+        self.node_name = config().name
+        self._config = config
+
+    @property
+    def connections(self) -> Iterable[Any]:
+        return self.node.connections
+
+    @property
+    def message_bytes_max(self) -> int:
+        return int(self._config().limits.message_bytes_max)
+
+    @property
+    def publish_bytes_max(self) -> int:
+        return min(self.body_bytes_max, self.message_bytes_max * SERIALIZED_FACTOR)
+
+    @property
+    def body_bytes_max(self) -> int:
+        return int(self._config().admin.body_bytes_max)
+
+    def require_node(self, name: str) -> None:
+        if name != self.node_name:
+            raise HttpError(404, f"there is no node {name!r}; this one is {self.node_name!r}")
+
+    def may_see(self, call: Call, vhost: str) -> bool:
+        return allowed(call.who.tags, Access.MONITORING) or self.node.permissions.may_use(call.who.name, vhost)
+
+    def vhost_name(self, call: Call) -> str:
+        """The virtual host named in the path, if the user may see it. It need not be up."""
+        name = call.names["vhost"]
+        if name not in self.node.vhosts() or not self.may_see(call, name):
+            raise VHostNotFoundError(f"there is no vhost {name!r} that you may see")
+        return name
+
+    def vhost(self, call: Call) -> VHost:
+        """The same, up."""
+        return self.node.vhost(self.vhost_name(call))
+
+    def vhost_to_change(self, call: Call) -> VHost:
+        """The same, if the user may also change it: the tag `monitoring` shows virtual hosts and opens none."""
+        vhost = self.vhost(call)
+        if not allowed(call.who.tags, Access.ADMINISTRATOR):
+            self.node.permissions.check_vhost(call.who, vhost.name)
+        return vhost
+
+    def named(self, name: str) -> VHost:
+        return self.node.vhost(name)
+
+    def require_vhost(self, name: str) -> None:
+        self.node.supervised(name)
+
+    def running(self, call: Call) -> list[VHost]:
+        """Every virtual host that is up and that the user may see."""
+        return [vhost for vhost in self.up() if self.may_see(call, vhost.name)]
+
+    def up(self) -> list[VHost]:
+        found = [self.node.supervised(name) for name in self.node.vhosts()]
+        return [each.vhost() for each in found if each.state is VHostState.RUNNING]
+
+    def vhost_states(self) -> dict[str, str]:
+        return {name: self.node.supervised(name).state.value for name in self.node.vhosts()}
+
+    def description(self, name: str) -> str:
+        return str(self.node.describe_vhost(name)["description"])
+
+    async def ensure_vhost(self, name: str, description: str) -> bool:
+        """Make a virtual host unless it is there; whether it was made."""
+        if name in self.node.vhosts():
+            return False
+        await self.node.create_vhost(name, description=description)
+        return True
+
+    def alarms(self) -> list[str]:
+        return [text if vhost is None else f"vhost {vhost}: {text}" for vhost, _, text in self.node.alarms.all()]
+
+    def check(self, call: Call, vhost: VHost, action: str, resource: str) -> None:
+        self.node.permissions.check(call.who, vhost.name, action, resource)
+
+    def check_topic(self, call: Call, vhost: VHost, exchange: str, action: str, routing_key: str) -> None:
+        self.node.permissions.check_topic(call.who, vhost.name, exchange, action, routing_key)
+
+    def check_not_held(self, vhost: VHost) -> None:
+        reason = self.node.alarms.reason(vhost.name)
+        if reason is not None:
+            raise PublishersHeldError(f"publishers are held: {reason}")

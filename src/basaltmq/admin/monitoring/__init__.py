@@ -1,0 +1,1 @@
+"""Metrics, health checks, rates and the overview."""

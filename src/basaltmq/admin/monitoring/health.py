@@ -1,0 +1,123 @@
+"""Health checks over HTTP: 200 if all is well, 503 and a reason if not. Made for load balancers and monitors.
+
+`/healthz` needs no password and says only whether the broker serves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from basaltmq.admin.http.message import HttpError, Response
+from basaltmq.admin.http.routes import Access, Call, Route
+from basaltmq.admin.http.scope import Scope
+from basaltmq.broker.auth.tls import expires_at_s
+from basaltmq.broker.config.settings import Config
+from basaltmq.errors import BasaltError
+from basaltmq.store.rocks import RocksStore
+
+UNITS_S: Final = {"days": 86_400, "weeks": 7 * 86_400, "months": 30 * 86_400, "years": 365 * 86_400}
+PROTOCOLS: Final = {
+    "amqp": "amqp",
+    "amqp091": "amqp",
+    "amqps": "amqps",
+    "http": "admin",
+    "grpc": "fila",
+    "kafka": "kafka",
+}
+
+
+def passed(**more: Any) -> dict[str, Any]:
+    return {"status": "ok", **more}
+
+
+def failed(reason: str, **more: Any) -> Response:
+    return Response(503, msgspec.json.encode({"status": "failed", "reason": reason, **more}))
+
+
+class Health:
+    """The handlers."""
+
+    def __init__(self, scope: Scope, config: Callable[[], Config]) -> None:
+        self._scope = scope
+        self._config = config
+
+    def routes(self) -> list[Route]:
+        checks = "/api/health/checks"
+        return [
+            Route("GET", "/healthz", self.alive, "Is the broker serving?", Access.PUBLIC),
+            Route("GET", checks + "/alarms", self.alarms, "No resource alarm is on: memory, disk, store."),
+            Route("GET", checks + "/local-alarms", self.alarms, "The same: a broker is one node."),
+            Route("GET", checks + "/virtual-hosts", self.vhosts, "Every virtual host is up."),
+            Route("GET", checks + "/store-damage", self.damage, "No store has met rows that it cannot read."),
+            Route("GET", checks + "/port-listener/{port}", self.port, "Something listens on the port."),
+            Route("GET", checks + "/protocol-listener/{protocol}", self.protocol, "A protocol is listened for."),
+            Route("GET", checks + "/certificate-expiration/{within}/{unit}", self.certificates,
+                  "The certificate is good for longer than this.",
+                  answers="unit is days, weeks, months or years."),
+            Route("GET", checks + "/node-is-quorum-critical", self.alone, "Always passes: a broker is one node."),
+            Route("GET", "/api/aliveness-test/{vhost}", self.aliveness, "A virtual host is up.", Access.MANAGEMENT),
+        ]  # fmt: skip
+
+    def alive(self, _call: Call) -> Any:
+        return passed()
+
+    def alarms(self, _call: Call) -> Any:
+        found = self._scope.alarms()
+        if found:
+            return failed("publishers are held: " + "; ".join(found), alarms=found)
+        return passed()
+
+    def vhosts(self, _call: Call) -> Any:
+        down = [name for name, state in self._scope.vhost_states().items() if state != "running"]
+        if down:
+            return failed(f"virtual hosts are down: {', '.join(down)}", **{"virtual-hosts": down})
+        return passed()
+
+    def damage(self, _call: Call) -> Any:
+        damaged = {
+            vhost.name: vhost.store.unreadable()
+            for vhost in self._scope.up()
+            if isinstance(vhost.store, RocksStore) and vhost.store.unreadable()
+        }
+        if damaged:
+            named = ", ".join(f"{name} ({count} ranges)" for name, count in damaged.items())
+            return failed(f"rows cannot be read: {named}; stop the broker and repair the store", damaged=damaged)
+        return passed()
+
+    def port(self, call: Call) -> Any:
+        ports = sorted(self._scope.ports.values())
+        if call.names["port"] in map(str, ports):
+            return passed(port=int(call.names["port"]))
+        return failed(f"nothing of this broker listens on port {call.names['port']}", ports=ports)
+
+    def protocol(self, call: Call) -> Any:
+        asked = call.names["protocol"]
+        if PROTOCOLS.get(asked, asked) in self._scope.ports:
+            return passed(protocol=asked)
+        return failed(f"{asked} is not listened for", protocols=sorted(self._scope.ports))
+
+    def certificates(self, call: Call) -> Any:
+        unit = UNITS_S.get(call.names["unit"])
+        if unit is None or not call.names["within"].isdigit():
+            raise HttpError(400, "give a number and days, weeks, months or years")
+        tls = self._config().tls
+        if tls.certificate is None:
+            return passed()
+        try:
+            left_s = expires_at_s(tls) - time.time()
+        except BasaltError as error:
+            return failed(str(error))
+        if left_s < int(call.names["within"]) * unit:
+            return failed(f"the certificate {tls.certificate} ends in {left_s / 86_400:.0f} days")
+        return passed()
+
+    def alone(self, _call: Call) -> Any:
+        return passed(reason="a broker is one node")
+
+    def aliveness(self, call: Call) -> Any:
+        self._scope.vhost(call)
+        return passed()

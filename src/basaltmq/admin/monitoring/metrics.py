@@ -1,0 +1,178 @@
+"""Metrics for Prometheus: per virtual host at /metrics, per queue and connection at /metrics/per-object.
+
+The number of series at /metrics grows with virtual hosts only. Per-object metrics are made on request and end at a
+limit, which a metric of its own tells: a monitor should not be what breaks a broker with a million queues. They show
+names of queues and addresses of clients, so they always need a user with the tag `monitoring`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from basaltmq import __version__
+from basaltmq.admin.http.auth import Authenticator
+from basaltmq.admin.http.message import HttpError, Response
+from basaltmq.admin.http.routes import Access, Call, Route, allowed
+from basaltmq.admin.http.scope import Scope
+from basaltmq.admin.http.turns import Turns
+from basaltmq.admin.monitoring.exposition import CONTENT_TYPE, Metric, expose
+from basaltmq.admin.monitoring.totals import Totals, TotalsBook
+from basaltmq.broker.memory_limit import resident_bytes
+from basaltmq.broker.vhost import VHost
+from basaltmq.store.rocks import RocksStore
+
+OBJECTS_MAX: Final = 20_000
+"""Queues and connections shown one by one: about 20 MB of text, at the edge of what Prometheus likes."""
+
+_TOTALS: Final = (
+    ("queues", "gauge", "Queues."),
+    ("consumers", "gauge", "Consumers."),
+    ("queue_messages_ready", "gauge", "Messages ready to be delivered."),
+    ("queue_messages_unacked", "gauge", "Messages delivered and not acknowledged."),
+    ("queue_messages_bytes", "gauge", "Bytes of messages in queues."),
+    ("messages_published_total", "counter", "Messages taken by queues since the start."),
+    ("messages_delivered_total", "counter", "Messages delivered since the start."),
+    ("messages_redelivered_total", "counter", "Messages delivered again since the start."),
+    ("messages_acked_total", "counter", "Messages acknowledged since the start."),
+    ("messages_expired_total", "counter", "Messages that expired."),
+    ("messages_dead_lettered_total", "counter", "Messages that were dead-lettered."),
+    ("messages_dropped_total", "counter", "Messages dropped by a limit of length."),
+    ("queue_rows_quarantined", "gauge", "Damaged rows of queues in quarantine."),
+    ("queues_down", "gauge", "Queues that failed and wait for a restart."),
+)
+"""In the order of the fields of Totals."""
+
+
+class Metrics:
+    """The handlers."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        totals: TotalsBook,
+        authenticator: Authenticator,
+        *,
+        is_public: Callable[[], bool],
+        started_s: float,
+    ) -> None:
+        self._scope = scope
+        self._authenticator = authenticator
+        self._totals = totals
+        self._is_public = is_public
+        self._started_s = started_s
+        self.loop_lag_s = 0.0
+        """The longest the loop was late since the last look."""
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("GET", "/metrics", self.summed, "Metrics per virtual host, for Prometheus.", Access.PUBLIC),
+            Route(
+                "GET", "/metrics/per-object", self.per_object, "Metrics per queue and connection.", Access.MONITORING
+            ),
+        ]
+
+    async def summed(self, call: Call) -> Response:
+        """Whether somebody without a password may look is a setting."""
+        if not self._is_public():
+            user = await self._authenticator.user(call.request)
+            if not allowed(user.tags, Access.MONITORING):
+                raise HttpError(403, f"user {user.name!r} needs the tag monitoring")
+        vhosts = self._scope.up()
+        sums = [(vhost, await self._totals.of(vhost)) for vhost in vhosts]
+        metrics = [*self._process(), *self._node(), *_summed(sums), *await _stores(vhosts)]
+        return Response(200, expose(metrics), CONTENT_TYPE)
+
+    async def per_object(self, call: Call) -> Response:
+        rows: list[tuple[dict[str, str], Totals]] = []
+        left = OBJECTS_MAX
+        turns = Turns()
+        for vhost in self._scope.up():
+            for name in list(vhost.queues.by_name)[:left]:
+                queue = vhost.queues.by_name.get(name)
+                if queue is not None:
+                    one = Totals()
+                    one.add(vhost, queue)
+                    rows.append(({"vhost": vhost.name, "queue": name}, one))
+                    left -= 1
+                await turns.breathe()
+        left_out = sum(len(vhost.queues.by_name) for vhost in self._scope.up()) - len(rows)
+        told = [
+            Metric("basalt_objects_left_out", "gauge", "Queues beyond the limit of this page.", [({}, left_out)]),
+            *self._connections(),
+        ]
+
+        def text() -> bytes:
+            return expose([*(_metric(at, rows, "detailed_") for at in range(1, len(_TOTALS))), *told])
+
+        return Response(200, await asyncio.to_thread(text), CONTENT_TYPE)
+
+    def _process(self) -> Iterator[Metric]:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        cpu_s = usage.ru_utime + usage.ru_stime
+        yield Metric("process_cpu_seconds_total", "counter", "CPU time used.", [({}, cpu_s)])
+        yield Metric("process_resident_memory_bytes", "gauge", "Resident memory.", [({}, resident_bytes())])
+        yield Metric("process_open_fds", "gauge", "Open files.", [({}, len(os.listdir("/proc/self/fd")))])
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        yield Metric("process_max_fds", "gauge", "Files that may be open.", [({}, limit)])
+        yield Metric("process_start_time_seconds", "gauge", "When the broker started.", [({}, self._started_s)])
+
+    def _node(self) -> Iterator[Metric]:
+        scope = self._scope
+        labels = {"version": __version__, "node": scope.node_name}
+        yield Metric("basalt_build_info", "gauge", "Version and name.", [(labels, 1)])
+        yield Metric("basalt_uptime_seconds", "gauge", "Time since the start.", [({}, time.time() - self._started_s)])
+        lag, self.loop_lag_s = self.loop_lag_s, 0.0
+        late = "The longest the loop was late since the last scrape."
+        yield Metric("basalt_loop_lag_seconds", "gauge", late, [({}, lag)])
+        alarms = scope.alarms()
+        yield Metric("basalt_publishers_held", "gauge", "1 while publishers are held.", [({}, int(bool(alarms)))])
+        counts: dict[str, int] = {}
+        for connection in list(scope.connections):
+            protocol = str(connection.info().get("protocol", "unknown"))
+            counts[protocol] = counts.get(protocol, 0) + 1
+        samples = [({"protocol": protocol}, count) for protocol, count in counts.items()]
+        yield Metric("basalt_connections", "gauge", "Open connections.", samples or [({"protocol": "AMQP 0-9-1"}, 0)])
+        states = [({"vhost": name}, int(state == "running")) for name, state in scope.vhost_states().items()]
+        yield Metric("basalt_vhost_up", "gauge", "1 while the virtual host is served.", states)
+
+    def _connections(self) -> Iterator[Metric]:
+        fields = (("recv_oct", "received_bytes_total"), ("send_oct", "sent_bytes_total"))
+        infos = [connection.info() for connection in list(self._scope.connections)[:OBJECTS_MAX]]
+        for field, name in fields:
+            samples = [
+                ({"connection": str(info["name"]), "vhost": str(info.get("vhost", ""))}, int(info[field]))
+                for info in infos
+                if field in info
+            ]
+            yield Metric(f"basalt_connection_{name}", "counter", "Bytes on a connection.", samples)
+
+
+def _summed(sums: list[tuple[VHost, Totals]]) -> Iterator[Metric]:
+    rows = [({"vhost": vhost.name}, totals) for vhost, totals in sums]
+    for at in range(len(_TOTALS)):
+        yield _metric(at, rows, "")
+
+
+def _metric(at: int, rows: list[tuple[dict[str, str], Totals]], prefix: str) -> Metric:
+    name, kind, meaning = _TOTALS[at]
+    field = Totals.__struct_fields__[at]
+    samples = [(labels, getattr(totals, field)) for labels, totals in rows]
+    return Metric(f"basalt_{prefix}{name}", kind, meaning, samples)  # type: ignore[arg-type]
+
+
+async def _stores(vhosts: list[VHost]) -> list[Metric]:
+    sizes = [({"vhost": vhost.name}, await asyncio.to_thread(vhost.store.size_bytes)) for vhost in vhosts]
+    rows = [({"vhost": vhost.name}, vhost.plane.damage.total()) for vhost in vhosts]
+    ranges = [
+        ({"vhost": vhost.name}, vhost.store.unreadable()) for vhost in vhosts if isinstance(vhost.store, RocksStore)
+    ]
+    return [
+        Metric("basalt_store_size_bytes", "gauge", "What the store of a virtual host holds.", sizes),
+        Metric("basalt_rows_quarantined", "gauge", "Damaged rows in quarantine, of queues and of none.", rows),
+        Metric("basalt_store_unreadable_ranges", "gauge", "Ranges of rows that cannot be read.", ranges),
+    ]

@@ -1,0 +1,1 @@
+"""Admin routes for queues, exchanges, users, vhosts, policies and definitions."""

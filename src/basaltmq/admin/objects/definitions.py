@@ -1,0 +1,263 @@
+"""Export and import of definitions: everything a broker is told to have, without its messages.
+
+An import goes through the file in the order things need each other: virtual hosts, users, permissions, exchanges,
+queues, bindings, policies. What exists as the file says is left alone; what exists otherwise is left as it is and told.
+One entry that cannot be taken does not keep the others out: the answer lists it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from basaltmq import __version__
+from basaltmq.admin.http.message import HttpError
+from basaltmq.admin.http.routes import Access, Call, Route
+from basaltmq.admin.http.scope import Scope
+from basaltmq.admin.http.turns import Turns, in_turns
+from basaltmq.admin.monitoring.overview import SPEAKS_LIKE
+from basaltmq.admin.objects.bindings import shown_binding
+from basaltmq.admin.objects.definitions_file import (
+    Definitions,
+    PolicyEntry,
+    VhostEntry,
+    policy_entry,
+    queue_arguments,
+    vhost_of,
+)
+from basaltmq.admin.objects.exchanges import shown_exchange
+from basaltmq.admin.objects.json_tables import shown_table, table_of
+from basaltmq.admin.objects.policies import shown_policy
+from basaltmq.admin.objects.principals import Principals
+from basaltmq.broker.consumers.queue import BrokerQueue
+from basaltmq.broker.routing.policy import Policy
+from basaltmq.broker.routing.topology import PREDECLARED
+from basaltmq.broker.vhost import VHost
+from basaltmq.errors import BasaltError
+
+SKIPPED_MAX: Final = 1_000
+"""Lines about what was left out; a file with more faults is a wrong file."""
+
+FIXED: Final = {"", *(name for name, _ in PREDECLARED)}
+OPERATOR_POLICY: Final = "operator_policy"
+
+Entry = TypeVar("Entry")
+
+
+class DefinitionTransfer:
+    """The handlers."""
+
+    def __init__(self, scope: Scope, principals: Principals) -> None:
+        self._scope = scope
+        self._principals = principals
+
+    def routes(self) -> list[Route]:
+        size = self._scope.body_bytes_max
+        answers = "How many of each kind were taken, and one line for each that was left out."
+        one = "/api/definitions/{vhost}"
+        return [
+            Route("GET", "/api/definitions", self.export, "Everything the broker is told to have.",
+                  Access.ADMINISTRATOR),
+            Route("POST", "/api/definitions", self.take, "Make what a file says; RabbitMQ's files are taken.",
+                  Access.ADMINISTRATOR, takes=Definitions, body_bytes_max=size, answers=answers),
+            Route("GET", one, self.export_vhost, "The same of one virtual host.", Access.ADMINISTRATOR),
+            Route("POST", one, self.take_vhost, "Make what a file says, in one virtual host.",
+                  Access.ADMINISTRATOR, takes=Definitions, body_bytes_max=size, answers=answers),
+        ]  # fmt: skip
+
+    async def export(self, call: Call) -> Any:
+        found: dict[str, Any] = {
+            **_head(),
+            "users": self._principals.exported_users(),
+            "vhosts": [
+                {"name": name, "description": self._scope.description(name)} for name in self._scope.vhost_states()
+            ],
+            "permissions": self._principals.exported_permissions(),
+            "topic_permissions": self._principals.exported_topic_permissions(),
+        }
+        for vhost in self._scope.running(call):
+            for kind, entries in (await _exported(vhost)).items():
+                found.setdefault(kind, []).extend(entries)
+        return found
+
+    async def export_vhost(self, call: Call) -> Any:
+        found = await _exported(self._scope.vhost(call))
+        for entries in found.values():
+            for entry in entries:
+                entry.pop("vhost", None)
+        return {**_head(), **found}
+
+    async def take(self, call: Call) -> Any:
+        return await self.take_all(call.body)
+
+    async def take_all(self, told: Definitions) -> dict[str, Any]:
+        """Make what a file says; how many of each kind, and what was left out."""
+        taking = _Taking()
+        await taking.all("vhosts", told.vhosts, lambda each: f"vhost {each.name!r}", self._take_vhost)
+        principals = self._principals
+        await taking.all("users", told.users, lambda each: f"user {each.name!r}", principals.take_user)
+        await taking.all(
+            "permissions",
+            told.permissions,
+            lambda each: f"permission of {each.user!r} in {each.vhost!r}",
+            principals.take_permission,
+        )
+        await taking.all(
+            "topic_permissions",
+            told.topic_permissions,
+            lambda each: f"topic permission of {each.user!r} in {each.vhost!r}",
+            principals.take_topic_permission,
+        )
+        return await self._take_topology(taking, told, None)
+
+    async def _take_vhost(self, entry: VhostEntry) -> None:
+        await self._scope.ensure_vhost(entry.name, entry.text())
+
+    async def take_vhost(self, call: Call) -> Any:
+        told: Definitions = call.body
+        for kind in ("users", "vhosts", "permissions", "topic_permissions"):
+            if getattr(told, kind):
+                raise HttpError(400, f"{kind} belong to the whole broker: import this file without a vhost")
+        return await self._take_topology(_Taking(), told, self._scope.vhost(call).name)
+
+    async def _take_topology(self, taking: _Taking, told: Definitions, only: str | None) -> dict[str, Any]:
+        def at(entry: Any) -> VHost:
+            return self._scope.named(vhost_of(entry, only))
+
+        def declare_exchange(entry: Any) -> None:
+            if entry.name not in FIXED:
+                at(entry).declare_exchange(
+                    entry.name,
+                    entry.type,
+                    durable=entry.durable,
+                    auto_delete=entry.auto_delete,
+                    internal=entry.internal,
+                    arguments=table_of(entry.arguments),
+                )
+
+        def declare_queue(entry: Any) -> None:
+            at(entry).declare_queue(
+                entry.name,
+                durable=entry.durable,
+                auto_delete=entry.auto_delete,
+                arguments=table_of(queue_arguments(entry)),
+            )
+
+        def bind(entry: Any) -> None:
+            vhost, arguments = at(entry), table_of(entry.arguments)
+            if entry.destination_type == "queue":
+                vhost.bind_queue(entry.destination, entry.source, entry.routing_key, arguments)
+            elif entry.destination_type == "exchange":
+                vhost.bind_exchange(entry.destination, entry.source, entry.routing_key, arguments)
+            else:
+                raise HttpError(400, f"destination_type is queue or exchange, not {entry.destination_type!r}")
+
+        def set_policy(entry: Any) -> None:
+            at(entry).policies.set(_policy(entry))
+
+        def set_operator_policy(entry: Any) -> None:
+            at(entry).policies.set(_policy(entry), operators=True)
+
+        await taking.all("exchanges", told.exchanges, lambda each: f"exchange {each.name!r}", declare_exchange)
+        await taking.all("queues", told.queues, lambda each: f"queue {each.name!r}", declare_queue)
+        bindings = [each for each in told.bindings if each.source]
+        await taking.all("bindings", bindings, lambda each: f"binding {each.source!r} to {each.destination!r}", bind)
+        await taking.all("policies", told.policies, lambda each: f"policy {each.name!r}", set_policy)
+        limits: list[PolicyEntry] = []
+        for parameter in told.parameters:
+            if parameter.component != OPERATOR_POLICY or not isinstance(parameter.value, dict):
+                taking.skip(f"parameter {parameter.name!r} of {parameter.component}: Basalt has no such component")
+                continue
+            given = {**parameter.value, "name": parameter.name, "vhost": parameter.vhost}
+            try:
+                limits.append(policy_entry(given))
+            except msgspec.ValidationError as error:
+                taking.skip(f"operator policy {parameter.name!r}: {error}")
+        await taking.all(
+            "operator_policies", limits, lambda each: f"operator policy {each.name!r}", set_operator_policy
+        )
+        return {"imported": taking.taken, "skipped": taking.skipped}
+
+
+class _Taking:
+    """An import under way."""
+
+    def __init__(self) -> None:
+        self.taken: dict[str, int] = {}
+        self.skipped: list[str] = []
+        self._turns = Turns()
+
+    async def all(
+        self, kind: str, entries: Iterable[Entry], named: Callable[[Entry], str], take: Callable[[Entry], Any]
+    ) -> None:
+        for entry in entries:
+            try:
+                made = take(entry)
+                if inspect.isawaitable(made):
+                    await made
+            except (BasaltError, HttpError) as error:
+                self.skip(f"{named(entry)}: {error}")
+            else:
+                self.taken[kind] = self.taken.get(kind, 0) + 1
+            await self._turns.breathe()
+
+    def skip(self, line: str) -> None:
+        if len(self.skipped) < SKIPPED_MAX:
+            self.skipped.append(line)
+
+
+def _policy(entry: PolicyEntry) -> Policy:
+    return Policy(entry.name, entry.pattern, entry.definition, entry.priority, entry.apply_to)
+
+
+def _head() -> dict[str, Any]:
+    return {"rabbitmq_version": SPEAKS_LIKE, "product_name": "Basalt", "product_version": __version__}
+
+
+def _queue_entry(vhost: VHost, queue: BrokerQueue) -> dict[str, Any]:
+    return {
+        "name": queue.name,
+        "vhost": vhost.name,
+        "durable": True,
+        "auto_delete": queue.declared.auto_delete,
+        "arguments": shown_table(queue.declared.arguments),
+    }
+
+
+def _without(entry: dict[str, Any], field: str) -> dict[str, Any]:
+    del entry[field]
+    return entry
+
+
+async def _exported(vhost: VHost) -> dict[str, list[dict[str, Any]]]:
+    """What survives a restart; the rest is its clients' to declare."""
+    queues = await in_turns([each for each in vhost.queues if each.declared.survives], partial(_queue_entry, vhost))
+    kept = [each for each in vhost.topology.exchanges.values() if each.durable and each.name not in FIXED]
+    exchanges = await in_turns(kept, lambda each: _without(shown_exchange(vhost, each), "policy"))
+    durable = [each for each in vhost.topology.bindings() if each.durable]
+    bindings = await in_turns(durable, lambda each: _without(shown_binding(vhost.name, each), "properties_key"))
+    parameters = [
+        {
+            "vhost": vhost.name,
+            "component": OPERATOR_POLICY,
+            "name": policy.name,
+            "value": {
+                "pattern": policy.pattern,
+                "definition": policy.definition,
+                "priority": policy.priority,
+                "apply-to": policy.apply_to,
+            },
+        }
+        for policy in vhost.policies.list(operators=True)
+    ]
+    return {
+        "queues": queues,
+        "exchanges": exchanges,
+        "bindings": bindings,
+        "policies": [shown_policy(vhost.name, policy) for policy in vhost.policies.list()],
+        "parameters": parameters,
+    }

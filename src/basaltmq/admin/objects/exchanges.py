@@ -1,0 +1,187 @@
+"""Exchanges over HTTP, and publishing through them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final, Literal
+
+import msgspec
+
+from basaltmq.admin.http.message import HttpError, Response
+from basaltmq.admin.http.paging import listing
+from basaltmq.admin.http.routes import Call, Route
+from basaltmq.admin.http.scope import Scope
+from basaltmq.admin.http.turns import in_turns
+from basaltmq.admin.objects.bindings import shown_binding
+from basaltmq.admin.objects.json_tables import payload_of, properties_of, shown_table, table_of
+from basaltmq.broker.message import properties
+from basaltmq.broker.routing.exchange import EXCHANGE, Destination, Exchange
+from basaltmq.broker.vhost import VHost
+
+DEFAULT: Final = "amq.default"
+"""How RabbitMQ's API calls the default exchange, whose name is empty and would not show in a path."""
+
+CONFIRM_WAIT_S: Final = 30.0
+"""For a published message to be durable; a disk that takes longer is not going to."""
+
+
+class ExchangeSpec(msgspec.Struct):
+    """An exchange to declare."""
+
+    type: str = "direct"
+    durable: bool = True
+    auto_delete: bool = False
+    internal: bool = False
+    arguments: dict[str, Any] = {}
+
+
+class PublishSpec(msgspec.Struct):
+    """A message."""
+
+    routing_key: str
+    payload: str
+    payload_encoding: Literal["string", "base64"] = "string"
+    properties: dict[str, Any] = {}
+
+
+class _OneMessage:
+    """A publisher of one message."""
+
+    def __init__(self) -> None:
+        self.routed = True
+        self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def returned(
+        self, reply_code: int, reply_text: str, exchange: str, routing_key: str, properties: bytes, body: bytes
+    ) -> None:
+        self.routed = False
+
+    def confirmed(self, numbers: Sequence[int], ok: bool) -> None:
+        if not self.done.done():
+            self.done.set_result(ok)
+
+
+def shown_exchange(vhost: VHost, exchange: Exchange) -> dict[str, Any]:
+    return {
+        "name": exchange.name,
+        "vhost": vhost.name,
+        "type": exchange.type.value,
+        "durable": exchange.durable,
+        "auto_delete": exchange.auto_delete,
+        "internal": exchange.internal,
+        "arguments": shown_table(exchange.arguments),
+        "policy": exchange.policy,
+    }
+
+
+class Exchanges:
+    """The handlers."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
+    def routes(self) -> list[Route]:
+        one = "/api/exchanges/{vhost}/{name}"
+        return [
+            Route("GET", "/api/exchanges", self.everywhere, "Exchanges of every virtual host you may see.", paged=True),
+            Route("GET", "/api/exchanges/{vhost}", self.here, "Exchanges of a virtual host.", paged=True),
+            Route("GET", one, self.one, "An exchange; amq.default is the default one."),
+            Route("PUT", one, self.declare, "Declare an exchange.", takes=ExchangeSpec,
+                  answers="201 if it was made, 204 if it was there as asked for."),
+            Route("DELETE", one, self.delete, "Delete an exchange with its bindings.",
+                  query={"if-unused": "true: only if nothing is bound to it."}),
+            Route("GET", one + "/bindings/source", self.from_it, "Bindings that begin at an exchange."),
+            Route("GET", one + "/bindings/destination", self.to_it, "Bindings that lead to an exchange."),
+            Route("POST", one + "/publish", self.publish, "Publish a message; answers once it is durable.",
+                  takes=PublishSpec, body_bytes_max=self._scope.publish_bytes_max,
+                  answers="{\"routed\": false} if no queue was bound for it."),
+        ]  # fmt: skip
+
+    async def everywhere(self, call: Call) -> Any:
+        found = [
+            (name, (vhost, name)) for vhost in self._scope.running(call) for name in list(vhost.topology.exchanges)
+        ]
+        return await listing(call, found, _shown)
+
+    async def here(self, call: Call) -> Any:
+        vhost = self._scope.vhost(call)
+        return await listing(call, [(name, (vhost, name)) for name in list(vhost.topology.exchanges)], _shown)
+
+    def one(self, call: Call) -> Any:
+        vhost = self._scope.vhost(call)
+        return shown_exchange(vhost, vhost.topology.get(_name(call)))
+
+    def declare(self, call: Call) -> Response:
+        vhost, name, spec = self._scope.vhost(call), _name(call), call.body
+        self._scope.check(call, vhost, "configure", name)
+        alternate = spec.arguments.get("alternate-exchange")
+        if isinstance(alternate, str):
+            self._scope.check(call, vhost, "read", name)
+            self._scope.check(call, vhost, "write", alternate)
+        existed = name in vhost.topology.exchanges
+        vhost.declare_exchange(
+            name,
+            spec.type,
+            durable=spec.durable,
+            auto_delete=spec.auto_delete,
+            internal=spec.internal,
+            arguments=table_of(spec.arguments),
+        )
+        return Response(204 if existed else 201)
+
+    async def delete(self, call: Call) -> None:
+        vhost, name = self._scope.vhost(call), _name(call)
+        self._scope.check(call, vhost, "configure", name)
+        vhost.topology.get(name)
+        if not (call.flag("if-unused") or name == "" or name.startswith("amq.")):
+            await in_turns(vhost.unbinding(EXCHANGE, name), int)
+        vhost.delete_exchange(name, if_unused=call.flag("if-unused"))
+
+    async def from_it(self, call: Call) -> Any:
+        vhost = self._scope.vhost(call)
+        exchange = vhost.topology.get(_name(call))
+        return await in_turns(list(exchange.bindings.values()), partial(shown_binding, vhost.name))
+
+    async def to_it(self, call: Call) -> Any:
+        vhost = self._scope.vhost(call)
+        name = vhost.topology.get(_name(call)).name
+        found = vhost.topology.bindings_to(Destination(EXCHANGE, name))
+        return await in_turns(found, partial(shown_binding, vhost.name))
+
+    async def publish(self, call: Call) -> Any:
+        vhost, name, spec = self._scope.vhost(call), _name(call), call.body
+        self._scope.check(call, vhost, "write", name)
+        self._scope.check_topic(call, vhost, name, "write", spec.routing_key)
+        self._scope.check_not_held(vhost)
+        raw = properties_of(spec.properties)
+        body = payload_of(spec.payload, spec.payload_encoding)
+        if len(body) > self._scope.message_bytes_max:
+            raise HttpError(
+                413, f"a message is at most {self._scope.message_bytes_max} bytes, this one has {len(body)}"
+            )
+        peeked = properties.peek(raw)
+        if peeked.user_id is not None and peeked.user_id != call.who.name.encode():
+            raise HttpError(400, f"user_id of the message is not {call.who.name!r}, who publishes it")
+        message = _OneMessage()
+        vhost.publish(message, name, spec.routing_key, raw, body, mandatory=True, number=1)
+        try:
+            async with asyncio.timeout(CONFIRM_WAIT_S):
+                taken = await message.done
+        except TimeoutError:
+            raise HttpError(503, "the message is not durable yet; it may still be taken") from None
+        if not taken:
+            raise HttpError(429, "a queue is full and refused the message", code="queue_full")
+        return {"routed": message.routed}
+
+
+def _name(call: Call) -> str:
+    name = call.names["name"]
+    return "" if name == DEFAULT else name
+
+
+def _shown(pair: tuple[VHost, str]) -> dict[str, Any] | None:
+    vhost, name = pair
+    exchange = vhost.topology.exchanges.get(name)
+    return None if exchange is None else shown_exchange(vhost, exchange)

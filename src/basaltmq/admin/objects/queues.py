@@ -1,0 +1,302 @@
+"""Queues over HTTP: look, declare, delete, purge, take messages out, move them.
+
+Looking at messages (`get` with ack_requeue_true) changes nothing, unlike RabbitMQ's, which marks them as redelivered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from basaltmq.admin.http.message import HttpError, Response
+from basaltmq.admin.http.paging import listing
+from basaltmq.admin.http.routes import Call, Route
+from basaltmq.admin.http.scope import Scope
+from basaltmq.admin.http.turns import Turns, in_turns
+from basaltmq.admin.monitoring.rates import Rates
+from basaltmq.admin.objects.bindings import default_binding, shown_binding
+from basaltmq.admin.objects.connections import shown_consumer
+from basaltmq.admin.objects.json_tables import shown_payload, shown_properties, shown_table, table_of
+from basaltmq.broker.consumers.queue import BrokerQueue
+from basaltmq.broker.consumers.tick_batch import ACK, REJECT, REQUEUE, Settlement
+from basaltmq.broker.guard import Guard
+from basaltmq.broker.message import properties
+from basaltmq.broker.routing.exchange import QUEUE, Destination
+from basaltmq.broker.vhost import VHost
+from basaltmq.errors import InvalidArgumentError, QueueNotFoundError
+
+GET_MAX: Final = 1_000
+"""Messages one request takes; what is left is asked for again."""
+
+GET_BYTES_MAX: Final = 16 << 20
+"""Payloads in one answer, which is made in memory; the answer ends early at it."""
+
+LOOK_AT_ONCE: Final = 50
+"""Messages read together; fewer when they are large."""
+
+MOVE_AT_ONCE: Final = 500
+MOVE_BYTES: Final = 16 << 20
+"""Messages moved in one batch, and what they should weigh: others get their turn in between."""
+
+
+class QueueSpec(msgspec.Struct):
+    """A queue to declare."""
+
+    durable: bool = True
+    auto_delete: bool = False
+    arguments: dict[str, Any] = {}
+    node: str | None = None
+
+
+class GetSpec(msgspec.Struct):
+    """Which messages to take, and what becomes of them."""
+
+    count: Annotated[int, msgspec.Meta(ge=1, le=GET_MAX)] = 1
+    ackmode: Literal["ack_requeue_true", "reject_requeue_true", "ack_requeue_false", "reject_requeue_false"] = (
+        "ack_requeue_true"
+    )
+    encoding: Literal["auto", "base64"] = "auto"
+    truncate: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class MoveSpec(msgspec.Struct):
+    """Where messages go."""
+
+    destination: str
+    count: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+def shown_queue(vhost: VHost, queue: BrokerQueue, rates: Rates, *, node: str) -> dict[str, Any]:
+    """A queue as JSON."""
+    counts = vhost.counts(queue)
+    ready, unacked = counts.get("ready", 0), counts.get("leased", 0)
+    policy = vhost.policies.of_queue(queue.name, queue.type)
+    failure = vhost.plane.damage.error_of(queue.name)
+    return {
+        "name": queue.name,
+        "vhost": vhost.name,
+        "type": queue.type,
+        "durable": queue.declared.durable,
+        "auto_delete": queue.declared.auto_delete,
+        "exclusive": queue.declared.exclusive,
+        "arguments": shown_table(queue.declared.arguments),
+        "policy": policy.name,
+        "effective_policy_definition": dict(policy.definition),
+        "node": node,
+        "state": "running" if failure is None else "down",
+        "error": failure,
+        "quarantined": counts.get("quarantined", 0),
+        "consumers": len(queue.consumers),
+        "messages": ready + unacked,
+        "messages_ready": ready,
+        "messages_unacknowledged": unacked,
+        "messages_delayed": counts.get("delayed", 0),
+        "message_bytes": counts.get("size_bytes", 0) + counts.get("transient_bytes", 0),
+        "message_bytes_ready": counts.get("ready_bytes", 0),
+        "message_stats": rates.stats(
+            (vhost.name, queue.name),
+            queue,
+            {
+                "publish": queue.published,
+                "deliver_get": queue.delivered,
+                "redeliver": queue.redelivered,
+                "ack": counts.get("acked", 0),
+                "expired": counts.get("expired", 0),
+                "dead_lettered": counts.get("dead_lettered", 0),
+                "dropped": counts.get("dropped", 0),
+            },
+        ),
+    }
+
+
+class Queues:
+    """The handlers."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._rates = Rates()
+
+    def routes(self) -> list[Route]:
+        one = "/api/queues/{vhost}/{name}"
+        return [
+            Route("GET", "/api/queues", self.everywhere, "Queues of every virtual host you may see.", paged=True),
+            Route("GET", "/api/queues/{vhost}", self.here, "Queues of a virtual host.", paged=True),
+            Route("GET", one, self.one, "A queue with its counts, settings and consumers."),
+            Route("PUT", one, self.declare, "Declare a queue.", takes=QueueSpec, optional_body=True,
+                  answers="201 if it was made, 204 if it was there as asked for."),
+            Route("DELETE", one, self.delete, "Delete a queue with its messages.",
+                  query={"if-empty": "true: only if it holds nothing.", "if-unused": "true: only without consumers."}),
+            Route("GET", one + "/bindings", self.bindings, "Bindings that lead to a queue."),
+            Route("DELETE", one + "/contents", self.purge, "Delete every message that is ready."),
+            Route("POST", one + "/get", self.get, "Look at messages, or take them out.", takes=GetSpec,
+                  answers="A list of messages. ack_requeue_true leaves them exactly as they are; reject_requeue_true "
+                          "returns them marked as redelivered; ack_requeue_false deletes them; reject_requeue_false "
+                          "dead-letters them."),
+            Route("POST", one + "/move", self.move, "Move ready messages to another queue of the virtual host.",
+                  takes=MoveSpec, answers="How many were moved. A crash neither loses nor doubles one."),
+        ]  # fmt: skip
+
+    def _shown(self, pair: tuple[VHost, str]) -> dict[str, Any] | None:
+        vhost, name = pair
+        queue = vhost.queues.by_name.get(name)
+        return None if queue is None else shown_queue(vhost, queue, self._rates, node=self._scope.node_name)
+
+    async def everywhere(self, call: Call) -> Any:
+        names = [(name, (vhost, name)) for vhost in self._scope.running(call) for name in vhost.queues.by_name]
+        return await listing(call, names, self._shown)
+
+    async def here(self, call: Call) -> Any:
+        vhost = self._scope.vhost(call)
+        return await listing(call, [(name, (vhost, name)) for name in vhost.queues.by_name], self._shown)
+
+    def one(self, call: Call) -> Any:
+        vhost = self._scope.vhost(call)
+        queue = _queue(vhost, call.names["name"])
+        shown = shown_queue(vhost, queue, self._rates, node=self._scope.node_name)
+        shown["consumer_details"] = [shown_consumer(vhost, each) for each in queue.consumers]
+        return shown
+
+    def declare(self, call: Call) -> Any:
+        vhost, name, spec = self._scope.vhost(call), call.names["name"], call.body
+        self._scope.check(call, vhost, "configure", name)
+        dead_letters = spec.arguments.get("x-dead-letter-exchange")
+        if isinstance(dead_letters, str):
+            self._scope.check(call, vhost, "read", name)
+            self._scope.check(call, vhost, "write", dead_letters)
+        existed = name in vhost.queues.by_name
+        vhost.declare_queue(
+            name,
+            durable=spec.durable,
+            exclusive=False,
+            auto_delete=spec.auto_delete,
+            arguments=table_of(spec.arguments),
+            passive=False,
+            owner=None,
+        )
+        return Response(204 if existed else 201)
+
+    async def delete(self, call: Call) -> None:
+        vhost, name = self._scope.vhost(call), call.names["name"]
+        self._scope.check(call, vhost, "configure", name)
+        _queue(vhost, name)
+        if_unused, if_empty = call.flag("if-unused"), call.flag("if-empty")
+        vhost.check_delete(name, if_unused=if_unused, if_empty=if_empty, owner=None)
+        await in_turns(vhost.unbinding(QUEUE, name), int)
+        vhost.delete_queue(name, if_unused=if_unused, if_empty=if_empty, owner=None)
+
+    async def bindings(self, call: Call) -> Any:
+        vhost, name = self._scope.vhost(call), call.names["name"]
+        _queue(vhost, name)
+        found = vhost.topology.bindings_to(Destination(QUEUE, name))
+        return [default_binding(vhost.name, name), *await in_turns(found, partial(shown_binding, vhost.name))]
+
+    async def purge(self, call: Call) -> None:
+        vhost, name = self._scope.vhost(call), call.names["name"]
+        self._scope.check(call, vhost, "read", name)
+        await in_turns(vhost.purging(name, owner=None), int)
+
+    async def get(self, call: Call) -> Any:
+        vhost, name, spec = self._scope.vhost(call), call.names["name"], call.body
+        self._scope.check(call, vhost, "read", name)
+        queue = vhost.queues.get(name)
+        if queue.is_stream:
+            raise InvalidArgumentError(f"queue {name!r} is a stream: consume it with an offset instead")
+        if spec.ackmode == "ack_requeue_true":
+            return await self._looked_at(vhost, queue, spec)
+        outcome = {"reject_requeue_true": REQUEUE, "ack_requeue_false": ACK, "reject_requeue_false": REJECT}[
+            spec.ackmode
+        ]
+        shown: list[dict[str, Any]] = []
+        settlements: list[Settlement] = []
+        size_bytes = 0
+        turns = Turns()
+        try:
+            while len(shown) < spec.count and size_bytes < GET_BYTES_MAX:
+                found = vhost.get(name, no_ack=False, owner=None)
+                if found is None:
+                    break
+                delivery, left = found
+                settlements.append(Settlement(name, delivery.token, [delivery.id], outcome))
+                shown.append(_message(delivery.properties, delivery.payload, spec, delivery.redelivered, left))
+                size_bytes += len(delivery.payload)
+                await turns.breathe()
+        except BaseException:
+            # Nobody gets to see these: they go back.
+            vhost.settle([each._replace(outcome=REQUEUE) for each in settlements])
+            raise
+        vhost.settle(settlements)
+        return shown
+
+    async def _looked_at(self, vhost: VHost, queue: BrokerQueue, spec: GetSpec) -> list[dict[str, Any]]:
+        counts = vhost.counts(queue)
+        left = counts.get("ready", 0)
+        shown: list[dict[str, Any]] = []
+        size_bytes = 0
+        after = b""
+        at_once = _fitting(counts.get("ready_bytes", 0) // max(1, left), GET_BYTES_MAX, LOOK_AT_ONCE)
+        while len(shown) < spec.count and size_bytes < GET_BYTES_MAX:
+            with Guard(vhost):
+                page, after = vhost.plane.browse_page(queue.name, min(at_once, spec.count - len(shown)), after=after)
+            if not page:
+                break
+            for message in page:
+                left -= 1
+                shown.append(_message(message.properties, message.payload, spec, False, max(0, left)))
+                size_bytes += len(message.payload)
+            at_once = _fitting(size_bytes // len(shown), GET_BYTES_MAX - size_bytes, LOOK_AT_ONCE)
+            await asyncio.sleep(0)
+        return shown
+
+    async def move(self, call: Call) -> Any:
+        vhost, name, spec = self._scope.vhost(call), call.names["name"], call.body
+        self._scope.check(call, vhost, "read", name)
+        self._scope.check(call, vhost, "write", spec.destination)
+        if name == spec.destination:
+            raise HttpError(400, "a queue's messages are moved to another queue")
+        vhost.queues.get(name)
+        vhost.queues.get(spec.destination)
+        moved = 0
+        counts = vhost.counts(vhost.queues.get(name))
+        average_bytes = counts.get("ready_bytes", 0) // max(1, counts.get("ready", 0))
+        at_once = _fitting(average_bytes, MOVE_BYTES, MOVE_AT_ONCE)
+        while spec.count is None or moved < spec.count:
+            wanted = at_once if spec.count is None else min(at_once, spec.count - moved)
+            with Guard(vhost):
+                done = vhost.plane.move(name, spec.destination, count=wanted)
+            moved += done
+            if done < wanted:
+                break
+            await asyncio.sleep(0)
+        await vhost.commit.durable()
+        return {"moved": moved}
+
+
+def _fitting(average_bytes: int, room_bytes: int, most: int) -> int:
+    """How many messages of this size fit, at least one."""
+    return max(1, min(most, room_bytes // max(1, average_bytes)))
+
+
+def _queue(vhost: VHost, name: str) -> BrokerQueue:
+    """A queue, whoever it belongs to."""
+    found = vhost.queues.by_name.get(name)
+    if found is None:
+        raise QueueNotFoundError(f"no queue '{name}' in vhost '{vhost.name}'")
+    return found
+
+
+def _message(envelope: bytes, payload: bytes, spec: GetSpec, redelivered: bool, left: int) -> dict[str, Any]:
+    exchange, routing_key, raw = properties.open_envelope(envelope) if envelope else ("", "", properties.NONE)
+    text, encoding = shown_payload(payload, spec.encoding, spec.truncate)
+    return {
+        "payload_bytes": len(payload),
+        "redelivered": redelivered,
+        "exchange": exchange,
+        "routing_key": routing_key,
+        "message_count": left,
+        "properties": shown_properties(raw),
+        "payload": text,
+        "payload_encoding": encoding,
+    }

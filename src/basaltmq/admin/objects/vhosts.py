@@ -1,0 +1,88 @@
+"""Virtual hosts over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from basaltmq.admin.http.message import Response
+from basaltmq.admin.http.paging import listing
+from basaltmq.admin.http.routes import Access, Call, Route
+from basaltmq.admin.http.scope import Scope
+from basaltmq.admin.monitoring.totals import TotalsBook
+from basaltmq.broker.supervision import VHostState
+
+
+class VhostSpec(msgspec.Struct):
+    """A virtual host to make."""
+
+    description: str = ""
+
+
+class Vhosts:
+    """The handlers."""
+
+    def __init__(self, scope: Scope, totals: TotalsBook) -> None:
+        self._scope = scope
+        self._totals = totals
+
+    def routes(self) -> list[Route]:
+        one = "/api/vhosts/{vhost}"
+        only = Access.ADMINISTRATOR
+        return [
+            Route("GET", "/api/vhosts", self.everything, "Virtual hosts you may see.", paged=True),
+            Route("GET", one, self.one, "A virtual host, with what it holds."),
+            Route("PUT", one, self.create, "Make a virtual host.", only, takes=VhostSpec, optional_body=True,
+                  answers="201 if it was made, 204 if it was there."),
+            Route("DELETE", one, self.delete, "Delete a virtual host with everything in it.", only),
+            Route("POST", one + "/restart", self.restart, "Close it, cut its clients off, open it again.", only),
+            Route("POST", one + "/start/{node}", self.start, "Start it if it is down.", only),
+        ]  # fmt: skip
+
+    async def everything(self, call: Call) -> Any:
+        names = [name for name in self._scope.node.vhosts() if self._scope.may_see(call, name)]
+        for vhost in self._scope.running(call):
+            await self._totals.of(vhost)
+        return await listing(call, [(name, name) for name in names], self._shown)
+
+    async def one(self, call: Call) -> Any:
+        name = self._scope.vhost_name(call)
+        supervised = self._scope.node.supervised(name)
+        if supervised.state is VHostState.RUNNING:
+            await self._totals.of(supervised.vhost())
+        return self._shown(name)
+
+    def _shown(self, name: str) -> dict[str, Any] | None:
+        if name not in self._scope.node.vhosts():
+            return None
+        shown = self._scope.node.describe_vhost(name)
+        shown |= {"tracing": False, "cluster_state": {self._scope.node_name: shown["state"]}}
+        totals = self._totals.last(name) if shown["state"] == VHostState.RUNNING else None
+        if totals is not None:
+            shown |= {
+                "queues": totals.queues,
+                "messages": totals.ready + totals.unacked,
+                "messages_ready": totals.ready,
+                "messages_unacknowledged": totals.unacked,
+            }
+        return shown
+
+    async def create(self, call: Call) -> Response:
+        made = await self._scope.ensure_vhost(call.names["vhost"], call.body.description)
+        if made:
+            # Whoever makes one may use it, as with RabbitMQ.
+            await self._scope.node.permissions.set(
+                call.who.name, call.names["vhost"], configure=".*", write=".*", read=".*"
+            )
+        return Response(201 if made else 204)
+
+    async def delete(self, call: Call) -> None:
+        await self._scope.node.delete_vhost(self._scope.vhost_name(call))
+
+    async def restart(self, call: Call) -> None:
+        await self._scope.node.restart_vhost(self._scope.vhost_name(call))
+
+    async def start(self, call: Call) -> None:
+        self._scope.require_node(call.names["node"])
+        await self._scope.node.start_vhost(self._scope.vhost_name(call))

@@ -1,0 +1,1 @@
+"""Admin routes for topics, bulk imports and Arrow streams."""

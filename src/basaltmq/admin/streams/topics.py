@@ -1,0 +1,262 @@
+"""Topics over HTTP: what there is, records as Arrow IPC streams, offsets of groups.
+
+For programs that read much at once: Spark's tasks, scripts with pyarrow. Permissions are those of every other door:
+`read` on a topic to see it, `configure` to make it, `read` on a group's name to commit for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+
+from basaltmq.admin.http.message import HttpError, Response, json_response
+from basaltmq.admin.http.routes import Call, Route
+from basaltmq.admin.http.scope import Scope
+from basaltmq.admin.streams.arrow_stream import ArrowStreams, require_arrow
+from basaltmq.broker.auth.permissions import CONFIGURE, READ
+from basaltmq.broker.guard import Guard
+from basaltmq.broker.vhost import VHost
+from basaltmq.errors import AccessRefusedError, InvalidArgumentError
+from basaltmq.streams.adapter import Otherwise
+from basaltmq.streams.drivers import Drivers
+from basaltmq.streams.offsets import Commit, TopicPartition
+from basaltmq.streams.plane import StreamPlane
+from basaltmq.streams.topics import Topic, TopicConfig
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SLICE_RECORDS: Final = 16_384
+SLICE_BYTES: Final = 2 << 20
+"""One look: large enough that its cost is spread thin, small enough for many readers at once."""
+
+PAGE: Final = 500
+"""Topics or groups in an answer, at most."""
+
+COLUMNS: Final = ("offset", "timestamp", "key", "value")
+OFFSET_MAX: Final = (1 << 63) - 1
+
+Result = TypeVar("Result")
+
+
+class CommitSpec(msgspec.Struct):
+    """Offsets to commit: the next ones to be read."""
+
+    offsets: dict[str, dict[str, int]]
+    """By topic and partition."""
+    metadata: str = ""
+
+
+class Streams:
+    """The handlers."""
+
+    def __init__(self, scope: Scope, arrow: ArrowStreams) -> None:
+        self._scope = scope
+        self._arrow = arrow
+
+    def routes(self) -> list[Route]:
+        topic = "/api/topics/{vhost}/{topic}"
+        partition = topic + "/{partition}"
+        group = "/api/groups/{vhost}/{group}"
+        after = {"after": "Only names behind this one; an answer holds at most 500."}
+        return [
+            Route("GET", "/api/topics/{vhost}", self.topics, "Topics you may read, by name.", query=after,
+                  answers="topics, and next_after if there are more."),
+            Route("GET", topic, self.one, "A topic: settings, and offsets and sizes of its partitions."),
+            Route("PUT", topic, self.create, "Make a topic.", takes=TopicConfig, optional_body=True,
+                  answers="201 if it was made, 204 if it was there with these settings."),
+            Route("GET", partition + "/offset", self.offset_at, "The first offset of a time or later.",
+                  query={"timestamp_ms": "Milliseconds since 1970."}),
+            Route("GET", partition + "/records", self.records, "Records by offset, as an Arrow IPC stream.",
+                  query={
+                      "offset": "The first offset; what was removed since counts as 400.",
+                      "end": "Up to this offset, exclusive; what can be read if not given.",
+                      "headers": "true: with the column headers.",
+                  },
+                  answers="application/vnd.apache.arrow.stream: offset, timestamp, key, value. An answer without the "
+                          "end of the stream was cut: ask again from behind the last offset."),
+            Route("GET", "/api/groups/{vhost}", self.groups, "Groups that have committed offsets.", query=after,
+                  answers="groups, and next_after if there are more."),
+            Route("GET", group, self.lag, "Where a group stands in each partition, and how far behind."),
+            Route("POST", group, self.commit, "Commit offsets of a group; durable before the answer.",
+                  takes=CommitSpec),
+        ]  # fmt: skip
+
+    async def topics(self, call: Call) -> Any:
+        vhost, plane = self._plane(call)
+        page = await on_plane(vhost, lambda: plane.topics.page(start_after=call.query.get("after") or None, limit=PAGE))
+        seen = [each for each in page.topics if self._may(call, vhost, each.name)]
+        return {"topics": [_topic(each) for each in seen], "next_after": page.next_after}
+
+    async def one(self, call: Call) -> Any:
+        vhost, plane = self._plane(call)
+        name = self._named(call, vhost)
+
+        def look() -> dict[str, Any]:
+            topic = plane.topics.get(name)
+            return {**_topic(topic), "partitions": [_partition(plane.drivers, topic, n) for n in _numbers(topic)]}
+
+        return await on_plane(vhost, look)
+
+    async def create(self, call: Call) -> Response:
+        vhost, plane = self._plane(call)
+        name, config = call.names["topic"], call.body
+        self._scope.check(call, vhost, CONFIGURE, name)
+        config.check()
+        found = await on_plane(vhost, lambda: plane.topics.find(name))
+        if found is None:
+            await on_plane(vhost, lambda: plane.topics.create(name, config))
+            return json_response({"name": name}, 201)
+        if found.config != config:
+            raise HttpError(409, f"topic {name!r} exists with other settings")
+        return Response(204)
+
+    async def offset_at(self, call: Call) -> Any:
+        vhost, plane = self._plane(call)
+        name, number = self._named(call, vhost), number_of(call)
+        at_ms = call.number("timestamp_ms", -1)
+        if at_ms < 0:
+            raise HttpError(400, "say of which time: ?timestamp_ms=...")
+        offset = await on_plane(vhost, lambda: plane.drivers.offset_at(name, number, at_ms, Otherwise.LATEST))
+        return {"offset": offset}
+
+    async def records(self, call: Call) -> Response:
+        require_arrow()
+        vhost, plane = self._plane(call)
+        name, number = self._named(call, vhost), number_of(call)
+        begin, end = call.number("offset", -1), call.number("end", OFFSET_MAX)
+        if begin < 0:
+            raise HttpError(400, "say from where: ?offset=...")
+        columns = [*COLUMNS, "headers"] if call.flag("headers") else [*COLUMNS]
+        batches = _records(plane.drivers, name, number, begin, end, columns)
+        return await self._arrow.answer(vhost, _schema(columns), batches, lambda: None)
+
+    async def groups(self, call: Call) -> Any:
+        vhost, plane = self._plane(call)
+        after = call.query.get("after") or None
+        page = await on_plane(vhost, lambda: plane.groups.page(start_after=after, limit=PAGE))
+        seen = [each for each in page if self._may(call, vhost, each)]
+        return {"groups": seen, "next_after": page[-1] if len(page) == PAGE else None}
+
+    async def lag(self, call: Call) -> Any:
+        vhost, plane = self._plane(call)
+        group = call.names["group"]
+        self._scope.check(call, vhost, READ, group)
+        found = await on_plane(vhost, lambda: plane.groups.lag(group))
+        return [each for each in found if self._may(call, vhost, each.topic)]
+
+    async def commit(self, call: Call) -> None:
+        vhost, plane = self._plane(call)
+        group, spec = call.names["group"], call.body
+        self._scope.check(call, vhost, READ, group)
+        for name in spec.offsets:
+            self._scope.check(call, vhost, READ, name)
+        await on_plane(vhost, lambda: plane.offsets.commit(group, _commits(plane, spec)))
+
+    def _plane(self, call: Call) -> tuple[VHost, StreamPlane]:
+        vhost = self._scope.vhost(call)
+        return vhost, vhost.streams.plane
+
+    def _named(self, call: Call, vhost: VHost) -> str:
+        return named(self._scope, call, vhost, READ)
+
+    def _may(self, call: Call, vhost: VHost, name: str) -> bool:
+        try:
+            self._scope.check(call, vhost, READ, name)
+        except AccessRefusedError:
+            return False
+        return True
+
+
+def named(scope: Scope, call: Call, vhost: VHost, action: str) -> str:
+    """The topic of a request, if its user may do this to it."""
+    name = call.names["topic"]
+    scope.check(call, vhost, action, name)
+    return name
+
+
+async def on_plane(vhost: VHost, work: Callable[[], Result]) -> Result:
+    """Do something of the plane in a thread; an error of the disk is the virtual host's."""
+    with Guard(vhost):
+        return await asyncio.to_thread(work)
+
+
+def number_of(call: Call) -> int:
+    text = call.names["partition"]
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise HttpError(400, f"a partition is a number from 0 on, not {text[:40]!r}")
+    return int(text)
+
+
+def _numbers(topic: Topic) -> range:
+    return range(len(topic.shards))
+
+
+def _topic(topic: Topic) -> dict[str, Any]:
+    return {
+        "name": topic.name,
+        "id": str(topic.id),
+        "config": {
+            **msgspec.to_builtins(topic.config),
+            "partitions": topic.config.partitions,
+            "engine": topic.config.engine.value,
+            "durability": topic.config.level.value,
+        },
+        "shards": list(topic.shards),
+    }
+
+
+def _partition(drivers: Drivers, topic: Topic, number: int) -> dict[str, Any]:
+    info = drivers.info(topic.name, number)
+    return {
+        "partition": number,
+        "shard": info.meta.number,
+        "start_offset": info.start_offset,
+        "end_offset": info.high_watermark,
+        "records": info.records,
+        "size_bytes": info.size_bytes,
+    }
+
+
+def _schema(columns: list[str]) -> pa.Schema:
+    import pyarrow as pa
+
+    from basaltmq.log.batches.arrow import SCHEMA
+
+    return pa.schema([SCHEMA.field(name) for name in columns])
+
+
+def _records(
+    drivers: Drivers, topic: str, partition: int, offset: int, end: int, columns: list[str]
+) -> Iterator[pa.RecordBatch]:
+    schema = _schema(columns)
+    while offset < end:
+        found = drivers.read(topic, partition, offset, min(SLICE_RECORDS, end - offset), SLICE_BYTES)
+        if len(found):
+            batch = found.arrow().select(columns)
+            if found.next_offset > end:
+                # Behind holes as many records reach further than asked for.
+                offsets = batch.column(0)
+                batch = batch.slice(0, sum(1 for each in offsets if each.as_py() < end))
+            if batch.num_rows:
+                yield batch.cast(schema) if batch.schema != schema else batch
+        if found.next_offset <= offset:
+            return
+        offset = found.next_offset
+
+
+def _commits(plane: StreamPlane, spec: CommitSpec) -> dict[TopicPartition, int | Commit]:
+    commits: dict[TopicPartition, int | Commit] = {}
+    for name, by_partition in spec.offsets.items():
+        topic = plane.topics.get(name)
+        for text, offset in by_partition.items():
+            number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
+            if not 0 <= number < len(topic.shards):
+                raise InvalidArgumentError(f"topic {name!r} has partitions 0 to {len(topic.shards) - 1}, and no {text}")
+            commits[topic.id, number] = Commit(offset, metadata=spec.metadata)
+    if not commits:
+        raise InvalidArgumentError("there is no offset to commit")
+    return commits

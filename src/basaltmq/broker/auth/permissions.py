@@ -1,0 +1,231 @@
+"""Permissions: what a user may configure, write and read in a virtual host, by patterns of names (RabbitMQ's meaning).
+
+Objects of the node's catalog under their user:
+
+    permission   vhost's name   ->   {"configure", "write", "read": patterns, "topics": {exchange: {"write", "read"}}}
+
+A pattern is a regular expression searched for in the name; an empty one matches nothing but the empty name. A user
+without a row for a virtual host cannot use it. Topic permissions, where an exchange has some, are asked in addition,
+for routing keys; `{username}` and `{vhost}` stand in their patterns for the user's. Answers are remembered, because
+every publish asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from basaltmq.broker.auth.patterns import Pattern, compiled, escaped, stored
+from basaltmq.broker.auth.users import User
+from basaltmq.catalog.catalog import Catalog
+from basaltmq.catalog.kinds import Kind
+from basaltmq.catalog.objects import CatalogObject
+from basaltmq.catalog.record import ROOT as _ROOT
+from basaltmq.errors import AccessRefusedError, NotFoundError, UserNotFoundError
+
+CONFIGURE: Final = "configure"
+WRITE: Final = "write"
+READ: Final = "read"
+KINDS: Final = (CONFIGURE, WRITE, READ)
+
+ANSWERS_MAX: Final = 65_536
+"""Answers remembered; past it all are forgotten."""
+
+DEFAULT_EXCHANGE: Final = "amq.default"
+"""The name patterns see for the default exchange."""
+
+PATTERNS_MAX: Final = 1024
+"""Compiled patterns kept: about 2 KiB each, at most 128 KiB; past it all are dropped."""
+
+
+class Permission(msgspec.Struct, frozen=True):
+    """What one user may do in one virtual host."""
+
+    user: str
+    vhost: str
+    configure: str
+    write: str
+    read: str
+
+
+class TopicPermission(msgspec.Struct, frozen=True):
+    user: str
+    vhost: str
+    exchange: str
+    write: str
+    read: str
+
+
+class Permissions:
+    """The permissions of a node."""
+
+    def __init__(self, catalog: Catalog, durable: Callable[[], Awaitable[None]]) -> None:
+        self._catalog = catalog
+        self._durable = durable
+        self._answers: dict[tuple[str, ...], bool] = {}
+        self._rows: dict[tuple[str, str], dict[str, Any] | None] = {}
+        self._patterns: dict[str, Pattern] = {}
+        self._watchers: list[Callable[[], None]] = []
+
+    def may(self, user: User, vhost: str, kind: str, resource: str) -> bool:
+        """Whether the user may `configure`, `write` or `read` the resource."""
+        key = (user.name, vhost, kind, resource)
+        answer = self._answers.get(key)
+        if answer is None:
+            answer = self._ask(user.name, vhost, kind, resource)
+            self._remember(key, answer)
+        return answer
+
+    def check(self, user: User, vhost: str, kind: str, resource: str) -> None:
+        """AccessRefusedError unless it may."""
+        if not self.may(user, vhost, kind, resource):
+            raise AccessRefusedError(f"{kind} access to '{resource}' in vhost '{vhost}' refused for user '{user.name}'")
+
+    def check_topic(self, user: User, vhost: str, exchange: str, kind: str, routing_key: str) -> None:
+        """The same for a routing key of a topic exchange, where its permissions say something."""
+        row = self._row(user.name, vhost)
+        topics = None if row is None else row.get("topics")
+        if not topics or exchange not in topics:
+            return
+        key = (user.name, vhost, kind, exchange, routing_key)
+        answer = self._answers.get(key)
+        if answer is None:
+            pattern = topics[exchange].get(kind, "")
+            pattern = pattern.replace("{username}", escaped(user.name)).replace("{vhost}", escaped(vhost))
+            answer = self._matches(pattern, routing_key, user.name, vhost)
+            self._remember(key, answer)
+        if not answer:
+            raise AccessRefusedError(
+                f"{kind} access to topic '{routing_key}' in exchange '{exchange}' in vhost '{vhost}' refused for user "
+                f"'{user.name}'"
+            )
+
+    def check_vhost(self, user: User, vhost: str) -> None:
+        """AccessRefusedError unless the user may use the virtual host at all."""
+        if self._row(user.name, vhost) is None:
+            raise AccessRefusedError(f"access to vhost '{vhost}' refused for user '{user.name}'")
+
+    def may_use(self, user: str, vhost: str) -> bool:
+        return self._row(user, vhost) is not None
+
+    async def set(self, user: str, vhost: str, *, configure: str, write: str, read: str) -> None:
+        """Give a user permissions in a virtual host, in place of those there were."""
+        for pattern in (configure, write, read):
+            compiled(pattern, "the pattern of a permission")
+        old = self._find(user, vhost)
+        attributes = {CONFIGURE: configure, WRITE: write, READ: read}
+        if old is None:
+            self._catalog.create(Kind.PERMISSION, vhost, self._owner(user).id, attributes)
+        else:
+            self._catalog.update(old.id, {**old.attributes, **attributes})
+        self.forget()
+        await self._durable()
+
+    async def clear(self, user: str, vhost: str) -> None:
+        """Take all permissions of a user in a virtual host away, topic permissions included."""
+        found = self._find(user, vhost)
+        if found is None:
+            raise NotFoundError(f"user {user!r} has no permissions in vhost {vhost!r}")
+        self._catalog.delete(found.id)
+        self.forget()
+        await self._durable()
+
+    async def set_topic(self, user: str, vhost: str, exchange: str, *, write: str, read: str) -> None:
+        for pattern in (write, read):
+            compiled(pattern.replace("{username}", "u").replace("{vhost}", "v"), "the pattern of a topic permission")
+        found = self._find(user, vhost)
+        if found is None:
+            raise NotFoundError(
+                f"user {user!r} has no permissions in vhost {vhost!r}; give some before topic permissions"
+            )
+        topics = {**found.attributes.get("topics", {}), exchange: {WRITE: write, READ: read}}
+        self._catalog.update(found.id, {**found.attributes, "topics": topics})
+        self.forget()
+        await self._durable()
+
+    async def clear_topic(self, user: str, vhost: str, exchange: str | None = None) -> None:
+        """Take topic permissions away: of one exchange, or of all."""
+        found = self._find(user, vhost)
+        if found is None:
+            return
+        topics = {} if exchange is None else dict(found.attributes.get("topics", {}))
+        topics.pop(exchange, None)
+        self._catalog.update(found.id, {**found.attributes, "topics": topics})
+        self.forget()
+        await self._durable()
+
+    async def forget_vhost(self, vhost: str) -> None:
+        """A virtual host is gone; a later one of its name begins without permissions."""
+        for each in list(self.list()):
+            if each.vhost == vhost:
+                await self.clear(each.user, vhost)
+
+    def list(self) -> Iterator[Permission]:
+        for user in self._catalog.children(_ROOT, Kind.USER):
+            for each in self._catalog.children(user.id, Kind.PERMISSION):
+                patterns = [each.attributes.get(kind, "") for kind in KINDS]
+                yield Permission(user.name, each.name, *patterns)
+
+    def list_topics(self) -> Iterator[TopicPermission]:
+        for user in self._catalog.children(_ROOT, Kind.USER):
+            for each in self._catalog.children(user.id, Kind.PERMISSION):
+                for exchange, patterns in each.attributes.get("topics", {}).items():
+                    yield TopicPermission(
+                        user.name, each.name, exchange, patterns.get(WRITE, ""), patterns.get(READ, "")
+                    )
+
+    def watch(self, watcher: Callable[[], None]) -> Callable[[], None]:
+        """Call `watcher` after each change of users or permissions. Returns how to stop."""
+        self._watchers.append(watcher)
+        return lambda: self._watchers.remove(watcher)
+
+    def forget(self) -> None:
+        """Users or permissions changed: drop the answers, tell those who act on old ones."""
+        self._answers.clear()
+        self._rows.clear()
+        self._patterns.clear()
+        for watcher in list(self._watchers):
+            watcher()
+
+    def _ask(self, user: str, vhost: str, kind: str, resource: str) -> bool:
+        row = self._row(user, vhost)
+        if row is None:
+            return False
+        return self._matches(str(row.get(kind, "")), resource or DEFAULT_EXCHANGE, user, vhost)
+
+    def _matches(self, pattern: str, name: str, user: str, vhost: str) -> bool:
+        if not pattern:
+            return not name
+        found = self._patterns.get(pattern)
+        if found is None:
+            if len(self._patterns) >= PATTERNS_MAX:
+                self._patterns.clear()
+            what = f"the pattern of a permission of user {user!r} in vhost {vhost!r}"
+            found = self._patterns[pattern] = stored(pattern, what)
+        return found.is_in(name)
+
+    def _remember(self, key: tuple[str, ...], answer: bool) -> None:
+        if len(self._answers) >= ANSWERS_MAX:
+            self._answers.clear()
+        self._answers[key] = answer
+
+    def _row(self, user: str, vhost: str) -> dict[str, Any] | None:
+        key = (user, vhost)
+        if key not in self._rows:
+            if len(self._rows) >= ANSWERS_MAX:
+                self._rows.clear()
+            found = self._find(user, vhost)
+            self._rows[key] = None if found is None else found.attributes
+        return self._rows[key]
+
+    def _find(self, user: str, vhost: str) -> CatalogObject | None:
+        owner = self._catalog.find(Kind.USER, user)
+        return None if owner is None else self._catalog.find(Kind.PERMISSION, vhost, owner.id)
+
+    def _owner(self, user: str) -> CatalogObject:
+        found = self._catalog.find(Kind.USER, user)
+        if found is None:
+            raise UserNotFoundError(f"there is no user {user!r}")
+        return found

@@ -1,0 +1,1 @@
+"""Settings of the server and where they come from."""

@@ -1,0 +1,212 @@
+"""Where settings come from: defaults, then a TOML file, then environment variables, then flags; the last one wins.
+
+Every value is checked against its leaf of the tree where it was read, so that an error names the key, the place it was
+written in and what would be right. A key of the file that is not in the tree is an error. A BASALT_ variable that is
+not is only reported: orchestrators put variables of their own there (a Kubernetes service called `basalt` gives its
+pods BASALT_PORT).
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, get_args, get_origin
+
+import msgspec
+
+from basaltmq.broker.config.settings import ByteCount, Config, Leaf, Reload, Section, Share, leaves, value_of
+from basaltmq.decoding import converter
+from basaltmq.errors import InvalidConfigError
+
+FILE_BYTES_MAX: Final = 1 << 20
+"""A settings file is a page or two; more is a wrong path."""
+
+OTHER_VARIABLES: Final = {"BASALT_CONFIG", "BASALT_SERVER", "BASALT_USER", "BASALT_PASSWORD"}
+"""Variables of the command line that are no settings of the broker."""
+
+DEFAULT: Final = "default"
+MASK: Final = "********"
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """The settings, where each one came from, and what is worth telling."""
+
+    config: Config
+    origins: dict[str, str]
+    notes: list[str] = []
+
+
+def load(
+    file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, str] | None = None,
+) -> Loaded:
+    """Read every source. `flags` maps dotted keys to what was said on the command line."""
+    known = {leaf.key: leaf for leaf in leaves()}
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(known, DEFAULT)
+    notes: list[str] = []
+    if file is not None:
+        for key, value in _flat(_read(file), known, file):
+            values[key] = _convert(known[key], value, f"in {file}")
+            origins[key] = str(file)
+    by_variable = {leaf.variable: leaf for leaf in known.values()}
+    for variable, text in sorted((environment or {}).items()):
+        if leaf := by_variable.get(variable):
+            values[leaf.key] = _convert(leaf, text, f"from the environment variable {variable}", text=True)
+            origins[leaf.key] = variable
+        elif variable.startswith("BASALT_") and variable not in OTHER_VARIABLES:
+            notes.append(f"{variable} in the environment is no setting of Basalt{_meant(variable, by_variable)}")
+    for key, text in (flags or {}).items():
+        values[key] = _convert(known[key], text, f"from {known[key].flag}", text=True)
+        origins[key] = known[key].flag
+    config = _build(Config, values)
+    config.check()
+    return Loaded(config, origins, notes)
+
+
+def changed(before: Config, after: Config) -> tuple[Config, list[str], list[str]]:
+    """What a reload makes of two trees: (the tree to go on with, keys taken over, keys that ask for a restart)."""
+    taken: list[str] = []
+    waiting: list[str] = []
+    values: dict[str, Any] = {}
+    for leaf in leaves():
+        old, new = value_of(before, leaf), value_of(after, leaf)
+        values[leaf.key] = new if leaf.reload is Reload.LIVE else old
+        if old != new:
+            (taken if leaf.reload is Reload.LIVE else waiting).append(leaf.key)
+    return _build(Config, values), taken, waiting
+
+
+def describe(loaded: Loaded) -> str:
+    """The settings as a TOML file that says what each one means and where it came from."""
+    lines: list[str] = []
+    table = ""
+    for leaf in leaves():
+        section = ".".join(leaf.path[:-1])
+        if section != table:
+            table = section
+            lines += [f"[{section}]"]
+        live = "; taken over on SIGHUP" if leaf.reload is Reload.LIVE else ""
+        lines.append(f"# {leaf.meaning} ({loaded.origins[leaf.key]}{live})")
+        value = value_of(loaded.config, leaf)
+        name = leaf.path[-1]
+        if leaf.secret:
+            lines.append(f'# {name} = "{MASK}"')
+        elif value is None:
+            lines.append(f'# {name} = ""')
+        else:
+            lines.append(f"{name} = {_toml(value)}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        with open(file, "rb") as opened:
+            raw = opened.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise InvalidConfigError(
+            f"the settings file {file} cannot be read: {error.strerror}; check the path"
+        ) from error
+    if len(raw) > FILE_BYTES_MAX:
+        raise InvalidConfigError(f"the settings file {file} is over {FILE_BYTES_MAX} bytes; is it the right one?")
+    try:
+        return tomllib.loads(raw.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidConfigError(f"the settings file {file} is not TOML: {error}") from error
+
+
+def _flat(
+    table: Mapping[str, Any], known: Mapping[str, Leaf], file: Path, path: tuple[str, ...] = ()
+) -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of everything in the file; a key that is not in the tree is an error."""
+    sections = {leaf.path[:depth] for leaf in known.values() for depth in range(1, len(leaf.path))}
+    for name, value in table.items():
+        here = (*path, name)
+        key = ".".join(here)
+        if here in sections:
+            if not isinstance(value, dict):
+                raise InvalidConfigError(f"{key} in {file} is a table; write [{key}] and its settings below")
+            yield from _flat(value, known, file, here)
+        elif key in known:
+            yield key, value
+        else:
+            names = [*known, *(".".join(section) for section in sections)]
+            raise InvalidConfigError(
+                f"{key} in {file} is no setting of Basalt{_meant(key, names)} "
+                "`basalt serve --print-config` lists them all"
+            )
+
+
+def _meant(given: str, names: Mapping[str, Any] | list[str]) -> str:
+    close = difflib.get_close_matches(given, list(names), 1)
+    return f"; did you mean {close[0]}?" if close else "."
+
+
+def _convert(leaf: Leaf, value: Any, where: str, *, text: bool = False) -> Any:
+    """The value of a leaf; `text` for sources that have nothing but strings."""
+    if text:
+        value = _from_text(leaf, value)
+    elif isinstance(value, dict):
+        raise InvalidConfigError(f"{leaf.key} {where} is a table, but takes one value; {_example(leaf)}")
+    try:
+        if isinstance(leaf.default, Share):
+            return Share.parse(value)
+        return converter(leaf.type, strict=not text, dec_hook=_own_type)(value)
+    except (msgspec.ValidationError, ValueError) as error:
+        said = "it cannot be used" if leaf.secret else str(error).partition(" - at ")[0]
+        raise InvalidConfigError(f"{leaf.key} {where}: {said}; {_example(leaf)}") from error
+
+
+def _from_text(leaf: Leaf, value: str) -> Any:
+    if isinstance(leaf.default, tuple):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    if isinstance(leaf.default, bool) and value.lower() in {"yes", "on", "no", "off"}:
+        return value.lower() in {"yes", "on"}
+    return value
+
+
+def _example(leaf: Leaf) -> str:
+    kind = leaf.type.__origin__
+    if get_origin(kind) is Literal:
+        return "use one of " + ", ".join(get_args(kind))
+    shown = '"..."' if leaf.secret or leaf.default is None else _toml(leaf.default)
+    return f"for example {leaf.key} = {shown}"
+
+
+def _own_type(kind: type, value: Any) -> Any:
+    if kind is ByteCount:
+        return ByteCount.parse(value)
+    if kind is Path:
+        if not isinstance(value, str) or not value:
+            raise ValueError(f"expected a path, got {value!r}")
+        return Path(value)
+    raise NotImplementedError(kind)
+
+
+def _build(tree: type[Any], values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Any:
+    made: dict[str, Any] = {}
+    for field in msgspec.structs.fields(tree):
+        here = (*path, field.name)
+        if isinstance(field.type, type) and issubclass(field.type, Section):
+            made[field.name] = _build(field.type, values, here)
+        elif ".".join(here) in values:
+            made[field.name] = values[".".join(here)]
+    return tree(**made)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, ByteCount | Share | Path | str):
+        return msgspec.json.encode(str(value)).decode()
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return str(value)
+
+
+Loader = Callable[[], Loaded]
+"""Reads every source again, for a reload."""

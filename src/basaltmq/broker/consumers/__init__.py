@@ -1,0 +1,1 @@
+"""Queues with consumers: dispatch, credit, stream queues."""

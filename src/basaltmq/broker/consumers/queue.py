@@ -1,0 +1,228 @@
+"""A queue as the broker sees it: what was declared, who owns it, who consumes, and what the plane below is told.
+
+The messages are the queue plane's; its row of the queue carries what the broker has to remember, in `extra`:
+
+    | layout u8 | flags u8 | arguments, an AMQP field table |
+
+A queue without that (made by another door of the same store) is a durable classic one without arguments.
+
+What a queue does is its arguments and the policy in force together (`effective`): of two limits the smaller one
+counts, of anything else the argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from basaltmq.broker.consumers.consumer import Consumer, Consumers
+from basaltmq.broker.message import amqp_table
+from basaltmq.broker.routing.arguments import (
+    QUEUE_ARGUMENTS,
+    QUORUM,
+    QUORUM_DELIVERY_LIMIT,
+    STREAM,
+    Owner,
+    QueueSettings,
+    queue_settings,
+)
+from basaltmq.broker.routing.exchange import Arguments
+from basaltmq.errors import CorruptionError, MalformedTableError, PreconditionFailedError
+from basaltmq.queues.config import Durability, Overflow, QueueConfig
+
+LAYOUT: Final = 1
+DURABLE: Final = 1
+EXCLUSIVE: Final = 2
+AUTO_DELETE: Final = 4
+
+LEASE_MAX: Final = 256
+"""Messages handed out at once: enough to share the cost of a lease, few enough to leave the loop to others."""
+
+LEASE_BYTES: Final = 4 << 20
+"""What those may weigh: with large messages fewer are taken at once."""
+
+LEASE_FIRST: Final = 8
+"""Taken at once from a queue of which nobody knows yet what its messages weigh."""
+
+_SMALLER: Final = ("ttl_ms", "expires_ms", "length_max", "bytes_max", "delivery_limit", "age_ms_max")
+"""Settings of which the smaller one counts where argument and policy both say something."""
+
+
+class QueueInfo(NamedTuple):
+    """The answer to a declaration."""
+
+    name: str
+    messages: int
+    consumers: int
+
+
+class Declared(msgspec.Struct, frozen=True):
+    """What a queue was declared with."""
+
+    durable: bool = True
+    exclusive: bool = False
+    auto_delete: bool = False
+    arguments: Arguments = {}
+
+    @property
+    def survives(self) -> bool:
+        """Whether the queue is there after a restart."""
+        return self.durable and not self.exclusive
+
+    def encode(self) -> bytes:
+        flags = DURABLE * self.durable | EXCLUSIVE * self.exclusive | AUTO_DELETE * self.auto_delete
+        return bytes((LAYOUT, flags)) + amqp_table.encode(self.arguments)
+
+    @classmethod
+    def decode(cls, name: str, raw: bytes) -> Declared:
+        if not raw:
+            return cls()
+        try:
+            if raw[0] != LAYOUT:
+                raise MalformedTableError(f"unknown layout {raw[0]}")
+            flags = raw[1]
+            arguments = amqp_table.decode_all(raw[2:])
+        except (IndexError, MalformedTableError) as error:
+            raise CorruptionError(f"what queue {name!r} was declared with is damaged: {error}") from None
+        return cls(bool(flags & DURABLE), bool(flags & EXCLUSIVE), bool(flags & AUTO_DELETE), arguments)
+
+
+def effective(settings: QueueSettings, definition: Mapping[str, Any]) -> QueueSettings:
+    """The settings of a queue under a policy."""
+    changes: dict[str, Any] = {}
+    for name, value in definition.items():
+        known = QUEUE_ARGUMENTS.get(f"x-{name}")
+        if known is None or name in ("queue-type", "max-priority", "single-active-consumer"):
+            continue
+        checked = known.check(value)
+        has = getattr(settings, known.field)
+        if has is None:
+            changes[known.field] = checked
+        elif known.field in _SMALLER:
+            changes[known.field] = min(has, checked)
+    return msgspec.structs.replace(settings, **changes) if changes else settings
+
+
+def plane_config(name: str, declared: Declared, settings: QueueSettings) -> QueueConfig:
+    """What the queue plane is told. Dead letters are routed by the broker, and unused queues are its to delete."""
+    if settings.type == STREAM:
+        # Only what was declared is kept there; the messages are the stream plane's.
+        return QueueConfig(name=name, extra=declared.encode())
+    limit = settings.delivery_limit
+    if limit is None and settings.type == QUORUM:
+        limit = QUORUM_DELIVERY_LIMIT
+    config = QueueConfig(
+        name=name,
+        ttl_ms=settings.ttl_ms,
+        length_max=settings.length_max,
+        bytes_max=settings.bytes_max,
+        overflow=Overflow.DROP_HEAD if settings.overflow in (None, Overflow.DROP_HEAD) else Overflow.REJECT_PUBLISH,
+        priorities_max=settings.priorities_max,
+        durability=Durability.WRITTEN,
+        dedup_window_ms=settings.dedup_ms,
+        delivery_limit=limit,
+        extra=declared.encode(),
+    )
+    if settings.lease_ms is not None:
+        return msgspec.structs.replace(config, visibility_timeout_ms=settings.lease_ms)
+    return config
+
+
+class BrokerQueue:
+    """One queue of a virtual host."""
+
+    __slots__ = (
+        "acked",
+        "consumers",
+        "declared",
+        "delivered",
+        "durable",
+        "has_ready",
+        "is_plain",
+        "is_stream",
+        "lease_max",
+        "lease_ms",
+        "name",
+        "owner",
+        "policy",
+        "published",
+        "redelivered",
+        "rejects",
+        "returned",
+        "settings",
+        "settings_declared",
+        "stream",
+        "used_ns",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        declared: Declared,
+        settings: QueueSettings,
+        *,
+        owner: object = None,
+        used_ns: int = 0,
+        wake: Callable[[BrokerQueue], None],
+        left: Callable[[BrokerQueue, Consumer], None],
+    ) -> None:
+        self.name = name
+        self.declared = declared
+        self.durable = declared.survives
+        self.settings_declared = settings
+        self.owner = owner
+        self.used_ns = used_ns
+        """When somebody last declared it, read from it or left it: what x-expires counts from."""
+        self.policy: str | None = None
+        self.is_stream = settings.type == STREAM
+        self.stream: Any = None
+        self.has_ready = True
+        """False once the plane had nothing more; it tells when there is something again."""
+        self.lease_max = LEASE_FIRST
+        self.published = self.delivered = self.redelivered = self.acked = self.returned = 0
+        self.consumers = Consumers(
+            single_active=settings.single_active, wake=lambda: wake(self), removed=lambda consumer: left(self, consumer)
+        )
+        self.configure(settings)
+
+    def configure(self, settings: QueueSettings) -> None:
+        """Behave as these settings say from here on."""
+        self.settings = settings
+        self.lease_ms = settings.lease_ms or 0
+        self.rejects = settings.overflow not in (None, Overflow.DROP_HEAD)
+        self.is_plain = (
+            not settings.priorities_max
+            and settings.fairness_header is None
+            and settings.throttle_header is None
+            and settings.dedup_ms is None
+            and not self.rejects
+            and settings.ttl_ms != 0
+            and not self.is_stream
+        )
+        """Messages need nothing but payload, properties and a TTL of their own."""
+
+    def weigh(self, deliveries: list[Any]) -> None:
+        """Take fewer at once if they are large."""
+        size = sum([len(each.row) if each.body is None else len(each.body) for each in deliveries])
+        if size > LEASE_BYTES or self.lease_max < LEASE_MAX:
+            self.lease_max = max(1, min(LEASE_MAX, LEASE_BYTES * len(deliveries) // max(1, size)))
+
+    @property
+    def type(self) -> str:
+        return self.settings.type
+
+
+def declared_settings(
+    vhost: str, name: str, *, durable: bool, exclusive: bool, auto_delete: bool, arguments: Arguments
+) -> tuple[Declared, QueueSettings]:
+    """What a declaration asks for, checked."""
+    owner = Owner("queue", name, vhost)
+    settings = queue_settings(owner, arguments, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
+    declared = Declared(durable, exclusive, auto_delete, dict(arguments))
+    try:
+        declared.encode()
+    except MalformedTableError as error:
+        raise PreconditionFailedError(f"invalid arguments for {owner}: {error}") from None
+    return declared, settings

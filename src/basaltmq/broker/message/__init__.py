@@ -1,0 +1,1 @@
+"""Parts of an AMQP message: properties, header tables, death history, stream records."""

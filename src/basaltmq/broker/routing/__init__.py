@@ -1,0 +1,1 @@
+"""Exchanges, bindings and policies: which queues get a message."""

@@ -1,0 +1,395 @@
+"""Exchanges and bindings of a virtual host: what is bound to what, and where a message goes.
+
+Everything is in memory; what is durable is in rows as well, written with each change and read at open:
+
+    exchange   name                                             ->  | layout u8 | flags u8 | lp(type) | arguments |
+    binding    source, kind, destination, key, arguments' hash  ->  | layout u8 | arguments |
+
+Arguments are an AMQP field table. A binding is durable if both its ends are. A row that leads to a queue or exchange
+that is gone (its deletion was cut off by a crash before anybody was told of it) is removed at open.
+
+Memory and rows agree after every operation: what a removal takes along is found first, then leaves disk in one batch,
+then memory. `tests/model/test_topology.py` compares both with a plain model.
+
+Routing walks from exchange to exchange and visits each once, so cycles of bindings and of alternate exchanges end. An
+exchange none of whose bindings takes the message hands it to its alternate exchange.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Final
+
+from basaltmq.broker.message import amqp_table
+from basaltmq.broker.routing.arguments import Owner, check_exchange_arguments, check_same
+from basaltmq.broker.routing.exchange import (
+    EXCHANGE,
+    QUEUE,
+    Arguments,
+    Binding,
+    Destination,
+    Exchange,
+    ExchangeType,
+    wanted_headers,
+)
+from basaltmq.errors import (
+    AccessRefusedError,
+    CorruptionError,
+    ExchangeNotFoundError,
+    InvalidArgumentError,
+    MalformedTableError,
+    NotFoundError,
+    PreconditionFailedError,
+    UnknownExchangeTypeError,
+)
+from basaltmq.store.api import Store
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
+
+LAYOUT: Final = 1
+
+PREDECLARED: Final = (
+    ("amq.direct", ExchangeType.DIRECT),
+    ("amq.fanout", ExchangeType.FANOUT),
+    ("amq.topic", ExchangeType.TOPIC),
+    ("amq.headers", ExchangeType.HEADERS),
+    ("amq.match", ExchangeType.HEADERS),
+)
+
+NAME_BYTES_MAX: Final = 255
+"""AMQP's short string, of names and routing keys."""
+
+REMOVED_AT_ONCE: Final = 500
+"""Bindings removed in one batch: some milliseconds."""
+
+_AUTO_DELETE: Final = 1
+_INTERNAL: Final = 2
+
+
+class Topology:
+    """The exchanges and bindings of one virtual host."""
+
+    def __init__(self, store: Store, vhost: str, *, has_queue: Callable[[str], bool]) -> None:
+        self.exchanges: dict[str, Exchange] = {"": Exchange("", ExchangeType.DIRECT)}
+        self.version = 0
+        """Raised by every change; routes found under another version are stale."""
+        self._store = store
+        self._vhost = vhost
+        self._has_queue = has_queue
+        self._incoming: dict[Destination, dict[tuple[str, Destination, str, int], Binding]] = {}
+        for name, kind in PREDECLARED:
+            self.exchanges[name] = Exchange(name, kind)
+
+    def load(
+        self, is_durable_queue: Callable[[str], bool], is_unserved: Callable[[str], bool] | None = None
+    ) -> list[str]:
+        """Read the rows; a line about each binding that leads nowhere.
+
+        Such a binding is removed, and with its last binding an auto-delete exchange. A crash between a queue's deletion
+        and that of its bindings leaves such rows. A queue that exists but cannot be served (`is_unserved`) keeps its
+        rows for the next start.
+        """
+        for key, row in self._rows(keys.exchange_prefix()):
+            exchange = decode_exchange(keys.decode_exchange_key(key), row)
+            self.exchanges[exchange.name] = exchange
+        lines: list[str] = []
+        losers: set[str] = set()
+        batch = Batch()
+        for key, row in self._rows(keys.binding_prefix()):
+            source, kind, name, routing_key, number = keys.decode_binding_key(key)
+            if kind == QUEUE and is_unserved is not None and is_unserved(name):
+                lines.append(f"a binding from {source!r} to {name!r} is not in use because the queue is not served")
+                continue
+            exists = name in self.exchanges if kind == EXCHANGE else is_durable_queue(name)
+            if source not in self.exchanges or not exists:
+                lines.append(f"a binding from {source!r} to {name!r} lost one of its ends and was removed")
+                losers.add(source)
+                batch.delete(Family.TOPOLOGY, key)
+                continue
+            arguments = _decode_arguments(row[1:], f"a binding from {source!r} to {name!r}", row)
+            self._link(Binding(source, Destination(kind, name), routing_key, arguments, number, True))
+        if len(batch):
+            self._store.write(batch)
+        found = [self.exchanges[name] for name in sorted(losers) if name in self.exchanges]
+        self._remove([], [each.name for each in found if each.auto_delete and not each.bindings])
+        return lines
+
+    def _rows(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return self._store.scan(Family.TOPOLOGY, *keys.prefix_range(prefix))
+
+    def get(self, name: str) -> Exchange:
+        exchange = self.exchanges.get(name)
+        if exchange is None:
+            raise ExchangeNotFoundError(f"no exchange '{name}' in vhost '{self._vhost}'")
+        return exchange
+
+    def declare(
+        self,
+        name: str,
+        kind: str,
+        *,
+        durable: bool = True,
+        auto_delete: bool = False,
+        internal: bool = False,
+        arguments: Arguments | None = None,
+        passive: bool = False,
+    ) -> Exchange:
+        """The exchange of this name, made if it is missing; what exists must be what is asked for."""
+        found = self.exchanges.get(name)
+        if passive:
+            return self.get(name)
+        owner = Owner("exchange", name, self._vhost)
+        if name == "":
+            raise AccessRefusedError("operation not permitted on the default exchange")
+        try:
+            wanted = ExchangeType(kind)
+        except ValueError:
+            raise UnknownExchangeTypeError(
+                f"unknown exchange type '{kind}'; there are {', '.join(ExchangeType)}"
+            ) from None
+        arguments = arguments or {}
+        if found is not None:
+            for field, has, asked in (
+                ("type", found.type.value, wanted.value),
+                ("durable", found.durable, durable),
+                ("auto_delete", found.auto_delete, auto_delete),
+                ("internal", found.internal, internal),
+                ("alternate-exchange", found.arguments.get("alternate-exchange"), arguments.get("alternate-exchange")),
+            ):
+                check_same(owner, field, has, asked)
+            return found
+        check_name("exchange", name)
+        if name.startswith("amq."):
+            raise AccessRefusedError(f"exchange name '{name}' contains reserved prefix 'amq.*'")
+        check_exchange_arguments(owner, arguments)
+        exchange = Exchange(
+            name, wanted, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments
+        )
+        if durable:
+            batch = Batch()
+            batch.put(Family.TOPOLOGY, keys.exchange_key(name), encode_exchange(exchange))
+            self._store.write(batch)
+        self.exchanges[name] = exchange
+        self.version += 1
+        return exchange
+
+    def delete(self, name: str, *, if_unused: bool = False) -> bool:
+        """Delete an exchange with the bindings from and to it; False if there was none."""
+        if name == "":
+            raise AccessRefusedError("operation not permitted on the default exchange")
+        if name.startswith("amq."):
+            raise AccessRefusedError(f"exchange name '{name}' contains reserved prefix 'amq.*'")
+        exchange = self.exchanges.get(name)
+        if exchange is None:
+            return False
+        if if_unused and exchange.bindings:
+            raise PreconditionFailedError(f"exchange '{name}' in vhost '{self._vhost}' in use")
+        self._remove([], [name])
+        return True
+
+    def bind(
+        self, source: str, destination: Destination, routing_key: str, arguments: Arguments | None, *, durable: bool
+    ) -> bool:
+        """Bind a queue or exchange; False if that binding exists. `durable`: the destination is."""
+        exchange = self.get(source)
+        self._require_destination(destination)
+        if source == "":
+            raise AccessRefusedError("operation not permitted on the default exchange")
+        check_name("routing key", routing_key)
+        arguments = dict(arguments or {})
+        if exchange.type is ExchangeType.HEADERS:
+            wanted_headers(arguments)
+        binding = Binding(
+            source, destination, routing_key, arguments, hash_arguments(arguments), exchange.durable and durable
+        )
+        if binding.identity in exchange.bindings:
+            return False
+        if binding.durable:
+            batch = Batch()
+            batch.put(Family.TOPOLOGY, _key(binding), bytes((LAYOUT,)) + amqp_table.encode(arguments))
+            self._store.write(batch)
+        self._link(binding)
+        self.version += 1
+        return True
+
+    def unbind(
+        self, source: str, destination: Destination, routing_key: str, arguments: Arguments | None
+    ) -> Binding | None:
+        """Take a binding away, and the exchange too if that was its last and it asked for it. None: there was none."""
+        exchange = self.get(source)
+        self._require_destination(destination)
+        if source == "":
+            raise AccessRefusedError("operation not permitted on the default exchange")
+        binding = exchange.bindings.get((source, destination, routing_key, hash_arguments(arguments or {})))
+        if binding is not None:
+            self._remove([binding])
+        return binding
+
+    def removing(self, destination: Destination) -> Iterator[int]:
+        """Remove bindings to a queue or exchange, and from the exchange, until few are left: a portion per step.
+
+        For what is about to be deleted. A crash in between leaves it with the rest.
+        """
+        while True:
+            portion = list(islice(self._incoming.get(destination, {}).values(), REMOVED_AT_ONCE))
+            exchange = self.exchanges.get(destination.name) if destination.kind == EXCHANGE else None
+            if len(portion) < REMOVED_AT_ONCE and exchange is not None:
+                portion = list(islice(exchange.bindings.values(), REMOVED_AT_ONCE))
+            if len(portion) < REMOVED_AT_ONCE:
+                return
+            # The last one stays, so that an auto-delete exchange goes with its deletion.
+            self._remove(portion[:-1])
+            yield len(portion) - 1
+
+    def remove_queue(self, name: str) -> None:
+        """A queue is gone: so are the bindings to it."""
+        gone = list(self._incoming.get(Destination(QUEUE, name), {}).values())
+        if gone:
+            self._remove(gone)
+        self.version += 1
+
+    def _remove(self, bindings: Iterable[Binding], exchanges: Iterable[str] = ()) -> None:
+        """Remove bindings and exchanges with all that goes along, from disk in one batch and from memory.
+
+        An exchange takes the bindings from and to it along. The last binding of an auto-delete exchange takes the
+        exchange along, and so on.
+        """
+        doomed = set(exchanges)
+        pending = list(bindings)
+        for name in doomed:
+            pending += self.exchanges[name].bindings.values()
+            pending += self.bindings_to(Destination(EXCHANGE, name))
+        gone: dict[tuple[str, Destination, str, int], Binding] = {}
+        leaving: dict[str, int] = {}
+        while pending:
+            binding = pending.pop()
+            if binding.identity in gone:
+                continue
+            gone[binding.identity] = binding
+            leaving[binding.source] = leaving.get(binding.source, 0) + 1
+            source = self.exchanges[binding.source]
+            is_last = leaving[source.name] == len(source.bindings)
+            if is_last and source.auto_delete and source.name not in doomed:
+                doomed.add(source.name)
+                pending += self.bindings_to(Destination(EXCHANGE, source.name))
+        batch = Batch()
+        for binding in gone.values():
+            if binding.durable:
+                batch.delete(Family.TOPOLOGY, _key(binding))
+        for name in doomed:
+            if self.exchanges[name].durable:
+                batch.delete(Family.TOPOLOGY, keys.exchange_key(name))
+        if len(batch):
+            self._store.write(batch)
+        for binding in gone.values():
+            self._unlink(binding)
+        for name in doomed:
+            del self.exchanges[name]
+        self.version += 1
+
+    def _link(self, binding: Binding) -> None:
+        self.exchanges[binding.source].add(binding)
+        self._incoming.setdefault(binding.destination, {})[binding.identity] = binding
+
+    def _unlink(self, binding: Binding) -> None:
+        self.exchanges[binding.source].remove(binding)
+        incoming = self._incoming[binding.destination]
+        del incoming[binding.identity]
+        if not incoming:
+            del self._incoming[binding.destination]
+
+    def _require_destination(self, destination: Destination) -> None:
+        if destination.kind == EXCHANGE:
+            self.get(destination.name)
+            if destination.name == "":
+                raise AccessRefusedError("operation not permitted on the default exchange")
+        elif not self._has_queue(destination.name):
+            raise NotFoundError(f"no queue '{destination.name}' in vhost '{self._vhost}'")
+
+    def bindings(self) -> Iterator[Binding]:
+        """Every binding but the default exchange's, which nobody makes."""
+        for exchange in list(self.exchanges.values()):
+            yield from list(exchange.bindings.values())
+
+    def bindings_to(self, destination: Destination) -> list[Binding]:
+        return list(self._incoming.get(destination, {}).values())
+
+    def route(self, exchange: Exchange, routing_keys: Sequence[str], headers: Arguments) -> tuple[list[str], bool]:
+        """The queues a message reaches, and whether its headers had a say."""
+        found: dict[str, None] = {}
+        by_headers = False
+        seen = {exchange.name}
+        todo = [exchange]
+        while todo:
+            here = todo.pop()
+            if here.name == "":
+                reached = {Destination(QUEUE, key) for key in routing_keys if self._has_queue(key)}
+            else:
+                reached = here.table.match(routing_keys, headers)
+                by_headers = by_headers or here.type is ExchangeType.HEADERS
+            if not reached and here.alternate is not None:
+                reached = {Destination(EXCHANGE, here.alternate)}
+            for kind, name in reached:
+                if kind == QUEUE:
+                    found[name] = None
+                elif name not in seen:
+                    seen.add(name)
+                    following = self.exchanges.get(name)
+                    if following is not None:
+                        todo.append(following)
+        return list(found), by_headers
+
+
+def check_name(what: str, name: str) -> None:
+    try:
+        size = len(name.encode())
+    except (AttributeError, UnicodeEncodeError):
+        raise InvalidArgumentError(f"a {what} is Unicode text, not {name!r:.80}") from None
+    if size > NAME_BYTES_MAX:
+        raise InvalidArgumentError(f"a {what} of {size} bytes is over the limit of {NAME_BYTES_MAX}")
+
+
+def hash_arguments(arguments: Arguments) -> int:
+    """The same number for the same arguments, in whatever order they come."""
+    if not arguments:
+        return 0
+    raw = amqp_table.encode({name: arguments[name] for name in sorted(arguments)})
+    return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big")
+
+
+def _key(binding: Binding) -> bytes:
+    return keys.binding_key(
+        binding.source, binding.destination.kind, binding.destination.name, binding.routing_key, binding.number
+    )
+
+
+def encode_exchange(exchange: Exchange) -> bytes:
+    flags = _AUTO_DELETE * exchange.auto_delete | _INTERNAL * exchange.internal
+    return bytes((LAYOUT, flags)) + keys.lp(exchange.type.value) + amqp_table.encode(exchange.arguments)
+
+
+def decode_exchange(name: str, row: bytes) -> Exchange:
+    try:
+        if row[0] != LAYOUT:
+            raise ValueError
+        kind, at = keys.take_lp(row, 2)
+        exchange_type = ExchangeType(kind.decode())
+    except (IndexError, ValueError, CorruptionError):
+        raise CorruptionError(f"the row of exchange {name!r} is damaged ({len(row)} bytes)") from None
+    return Exchange(
+        name,
+        exchange_type,
+        auto_delete=bool(row[1] & _AUTO_DELETE),
+        internal=bool(row[1] & _INTERNAL),
+        arguments=_decode_arguments(row[at:], f"exchange {name!r}", row),
+    )
+
+
+def _decode_arguments(raw: bytes, what: str, row: bytes) -> Arguments:
+    try:
+        return amqp_table.decode_all(raw)
+    except MalformedTableError as error:
+        raise CorruptionError(f"the row of {what} is damaged ({len(row)} bytes): {error}") from None

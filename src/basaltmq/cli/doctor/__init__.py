@@ -1,0 +1,1 @@
+"""`basalt doctor`: checks of the machine, the settings and the data directory."""

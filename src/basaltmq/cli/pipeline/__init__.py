@@ -1,0 +1,1 @@
+"""`basalt pipeline`: Spark jobs from the command line."""

@@ -1,0 +1,1 @@
+"""`basalt queue`: queues of a data directory or a running broker."""

@@ -1,0 +1,1 @@
+"""`basalt serve`: listeners, signals, log, settings."""

@@ -1,0 +1,235 @@
+"""A broker from start to stop.
+
+    bind every port ─> open the data ─> listen ─> READY ─> serve ─┬─ SIGHUP: settings and certificates again
+                                                                  └─ SIGTERM, SIGINT, a vhost that gave up: stop
+
+A stop: publishers are held, so that nothing comes in; what came in is made durable and confirmed; clients are told
+to go and have the grace of `stop.grace_ms` to answer; stores are closed with a clean checkpoint. A second signal skips
+the waiting, a third ends the process at once, which costs a recovery and nothing that was confirmed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from basaltmq.admin.api import AdminApi
+from basaltmq.admin.objects.definitions_file import read_definitions
+from basaltmq.broker.auth.tls import reload_files, server_context
+from basaltmq.broker.config.settings import Config
+from basaltmq.broker.config.sources import Loaded, changed
+from basaltmq.broker.data_directory import protect
+from basaltmq.broker.node import Node
+from basaltmq.cli.collector import Collector
+from basaltmq.cli.server.listeners import AdminListener, AmqpListener, FilaListener, KafkaListener, Listener
+from basaltmq.cli.server.logs import Logs
+from basaltmq.cli.server.sockets import bind_all, raise_file_limit
+from basaltmq.cli.server.systemd import Notifier
+from basaltmq.errors import BasaltError
+
+STOPPING: Final = "stopping"
+STOPPING_TEXT: Final = "the broker is stopping"
+BEAT_S: Final = 1.0
+"""Between two looks at how late the loop is."""
+
+START_EXTENSION_S: Final = 600
+"""Asked of systemd for the recovery of large stores."""
+
+SIGNALS_AT_ONCE: Final = 3
+KILLED: Final = 137
+GAVE_UP: Final = 74
+"""Exit code when a virtual host stays down and the settings say that the broker goes with it: EX_IOERR."""
+
+_log: Final = logging.getLogger("basaltmq.serve")
+
+
+class Serving:
+    """One run of `basalt serve`."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        settings: Callable[[], Loaded],
+        logs: Logs,
+        environment: Mapping[str, str],
+        *,
+        recover_vhosts: bool = False,
+    ) -> None:
+        self._config = loaded.config
+        self._settings = settings
+        self._recover_vhosts = recover_vhosts
+        self._logs = logs
+        self._notifier = Notifier(environment)
+        self._signals = 0
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._tls: ssl.SSLContext | None = None
+        self._listeners: list[Listener] = []
+        self._api: AdminApi | None = None
+        self._node: Node | None = None
+        self.ports: dict[str, int] = {}
+        self.code = 0
+        """What the process is to end with."""
+
+    async def run(self, ready: Callable[[Config, Mapping[str, int]], None]) -> None:
+        """Serve until told to stop. `ready` is called once everything listens."""
+        config = self._config
+        if config.tls.certificate is not None:
+            self._tls = server_context(config.tls)
+        raise_file_limit(config)
+        sockets = bind_all(config)
+        try:
+            self._watch_signals()
+            self._notifier.extend(START_EXTENSION_S)
+            began = time.monotonic()
+            warning = protect(config.data_dir)
+            node = self._node = await Node.open(config, recover_vhosts=self._recover_vhosts)
+            if warning is not None:
+                _log.warning("%s", warning)
+            try:
+                self.ports |= {section: sock.getsockname()[1] for section, sock in sockets.items()}
+                await self._listen(node, sockets)
+                _log.info("ready after %.2f s", time.monotonic() - began, extra={"ports": dict(self.ports)})
+                self._notifier.ready("serving")
+                ready(config, self.ports)
+                with Collector():
+                    await self._serve(node)
+            finally:
+                await self._end(node)
+        finally:
+            for sock in sockets.values():
+                sock.close()
+
+    async def _listen(self, node: Node, sockets: dict[str, socket.socket]) -> None:
+        config = self._config
+        api = self._api = AdminApi(node, lambda: self._config, self.ports)
+        if config.load_definitions is not None:
+            await _load(api, config.load_definitions)
+        if "amqp" in sockets or "amqps" in sockets:
+            self._listeners.append(AmqpListener(node, config, sockets, self._tls))
+        if "fila" in sockets:
+            self._listeners.append(FilaListener(node, config, sockets["fila"]))
+        if "kafka" in sockets:
+            self._listeners.append(KafkaListener(node, config, sockets["kafka"], self._tls))
+        if "admin" in sockets:
+            self._listeners.append(AdminListener(api, config, sockets["admin"], self._tls))
+        for listener in self._listeners:
+            await listener.start()
+
+    async def _serve(self, node: Node) -> None:
+        beats = asyncio.create_task(self._beat())
+        waits = [asyncio.create_task(self._stop.wait()), asyncio.create_task(node.stop_requested.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if node.stop_requested.is_set():
+                self.code = GAVE_UP
+        finally:
+            for task in (beats, *waits):
+                task.cancel()
+            await asyncio.gather(beats, *waits, return_exceptions=True)
+
+    async def _beat(self) -> None:
+        """Measure how late the loop is, and tell systemd that it turns."""
+        every_s = self._notifier.watchdog_s
+        told = 0.0
+        while True:
+            due = time.monotonic() + BEAT_S
+            await asyncio.sleep(BEAT_S)
+            late_s = time.monotonic() - due
+            if self._api is not None:
+                self._api.metrics.loop_lag_s = max(self._api.metrics.loop_lag_s, late_s)
+            if every_s is not None and due - told >= every_s:
+                told = due
+                self._notifier.alive()
+
+    async def _end(self, node: Node) -> None:
+        self._notifier.stopping()
+        began = time.monotonic()
+        grace_s = 0.0 if self._hurry.is_set() else self._config.stop.grace_ms / 1000
+        _log.info("stopping")
+        node.alarms.set(STOPPING, STOPPING_TEXT)
+        finishing = asyncio.create_task(self._finish(node, grace_s))
+        hurry = asyncio.create_task(self._hurry.wait())
+        await asyncio.wait([finishing, hurry], return_when=asyncio.FIRST_COMPLETED)
+        if not finishing.done():
+            finishing.cancel()
+            await asyncio.gather(finishing, return_exceptions=True)
+            await asyncio.gather(*(listener.close(0.0) for listener in self._listeners), return_exceptions=True)
+        hurry.cancel()
+        await asyncio.gather(hurry, return_exceptions=True)
+        await node.close()
+        _log.info("stopped after %.2f s", time.monotonic() - began)
+
+    async def _finish(self, node: Node, grace_s: float) -> None:
+        """Confirm what came in, then send clients away."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s or 0.01):
+                await _settled(node)
+        closing = [listener.close(grace_s) for listener in self._listeners]
+        for error in await asyncio.gather(*closing, return_exceptions=True):
+            if isinstance(error, Exception):
+                _log.error("a listener did not close: %s", error)
+
+    def _watch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
+
+    def _stop_signal(self, number: int) -> None:
+        self._signals += 1
+        if self._signals == 1:
+            _log.info("%s: stopping; once more hurries", signal.Signals(number).name)
+            self._stop.set()
+        elif self._signals < SIGNALS_AT_ONCE:
+            _log.warning("%s again: not waiting for clients; once more ends at once", signal.Signals(number).name)
+            self._hurry.set()
+        else:
+            os._exit(KILLED)
+
+    def reload(self) -> None:
+        """Read settings and certificates again: take over what can be, tell what cannot; all or nothing."""
+        self._notifier.reloading()
+        try:
+            merged, taken, waiting = changed(self._config, self._settings().config)
+            if self._tls is not None and merged.tls.certificate is not None:
+                reload_files(self._tls, merged.tls)
+        except BasaltError as error:
+            _log.error("reload: %s; everything stays as it is", error)
+        else:
+            self._config = merged
+            self._logs.change(merged.log.level, merged.log.format)
+            if self._node is not None:
+                self._node.reconfigure(merged)
+            if waiting:
+                _log.warning("reload: these wait for a restart: %s", ", ".join(waiting))
+            _log.info("reloaded%s", f": {', '.join(taken)}" if taken else "; no setting changed")
+        self._notifier.ready("serving")
+
+
+async def _load(api: AdminApi, path: Path) -> None:
+    done = await api.definitions.take_all(read_definitions(path))
+    for line in done["skipped"]:
+        _log.warning("%s: left out: %s", path, line)
+    _log.info("%s was taken over", path, extra=done["imported"])
+
+
+async def _settled(node: Node) -> None:
+    """Return when everything that was published is durable and confirmed."""
+    for name in node.vhosts():
+        try:
+            vhost = node.vhost(name)
+        except BasaltError:
+            continue
+        while vhost.is_up and (vhost.publishing.pending or vhost.publishing.unsynced):
+            await vhost.commit.durable()
+            await asyncio.sleep(0)

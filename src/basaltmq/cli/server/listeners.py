@@ -1,0 +1,204 @@
+"""The listeners of a broker, one class for each protocol, all with the same three moments: start, quiet, close.
+
+`start` takes over the port that was bound for it; `quiet` takes no more clients; `close` sends those there are away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from basaltmq.admin.api import AdminApi
+from basaltmq.admin.http.server import HttpServer
+from basaltmq.broker.config.settings import Config
+from basaltmq.broker.node import Node
+from basaltmq.broker.vhost import VHost
+from basaltmq.durability import Durability
+from basaltmq.errors import BasaltError
+from basaltmq.protocols.amqp091.server import Server as AmqpServer
+from basaltmq.protocols.amqp091.tuning import Limits
+from basaltmq.protocols.kafka.context import Settings
+from basaltmq.protocols.kafka.server import Server as KafkaServer
+
+FOLLOW_S: Final = 0.5
+"""How soon gRPC follows a virtual host that was restarted."""
+
+AT_ONCE_S: Final = 0.1
+"""For clients to be told, when there is no time to wait for their answers."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Listener(Protocol):
+    """Serves one protocol, on one or two ports."""
+
+    async def start(self) -> None: ...
+
+    async def close(self, grace_s: float) -> None: ...
+
+
+class AmqpListener:
+    """AMQP 0-9-1, plain and over TLS, in one server."""
+
+    def __init__(
+        self, node: Node, config: Config, sockets: dict[str, socket.socket], tls: ssl.SSLContext | None
+    ) -> None:
+        self._server = AmqpServer(
+            node,
+            limits=Limits.of(config.limits),
+            cluster_name=config.name,
+            connections_max=config.limits.connections_max,
+            shares=node.shares,
+        )
+        self._sockets = {section: sockets[section] for section in ("amqp", "amqps") if section in sockets}
+        self._tls = tls
+
+    async def start(self) -> None:
+        for section, sock in self._sockets.items():
+            await self._server.listen_on(sock, tls=self._tls if section == "amqps" else None)
+
+    async def close(self, grace_s: float) -> None:
+        try:
+            async with asyncio.timeout(max(grace_s, AT_ONCE_S)):
+                await self._server.close("the broker is shutting down")
+        except TimeoutError:
+            for connection in list(self._server.connections):
+                connection.abort()
+
+
+class AdminListener:
+    """HTTP for administration."""
+
+    def __init__(self, api: AdminApi, config: Config, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
+        self._server = HttpServer(api.application, connections_max=config.admin.connections_max)
+        self._sock = sock
+        self._tls = tls if config.admin.tls else None
+        self._handshake_s = config.limits.handshake_timeout_ms / 1000
+
+    async def start(self) -> None:
+        await self._server.listen(self._sock, self._tls, handshake_s=self._handshake_s)
+
+    async def close(self, grace_s: float) -> None:
+        await self._server.close(grace_s)
+
+
+class FilaListener:
+    """gRPC for the queues of one virtual host. It follows that virtual host through restarts."""
+
+    def __init__(self, node: Node, config: Config, sock: socket.socket) -> None:
+        self._node = node
+        self._config = config
+        self._host, self._port = sock.getsockname()[:2]
+        self._sock: socket.socket | None = sock
+        self._serving: tuple[VHost, Callable[[float], asyncio.Future[None]]] | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._waits_for = ""
+
+    async def start(self) -> None:
+        await self._follow_once()
+        self._following = asyncio.create_task(self._follow())
+
+    async def close(self, grace_s: float) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait([self._following])
+        await self._stop(grace_s)
+        if self._sock is not None:
+            self._sock.close()
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(FOLLOW_S)
+            try:
+                await self._follow_once()
+            except BasaltError as error:
+                _log.error("gRPC: %s", error)
+
+    async def _follow_once(self) -> None:
+        vhost: VHost | None = None
+        try:
+            vhost = self._node.vhost(self._config.fila.vhost)
+            self._waits_for = ""
+        except BasaltError as error:
+            if str(error) != self._waits_for:
+                self._waits_for = str(error)
+                _log.warning("gRPC is not served yet: %s (fila.vhost)", error)
+        if self._serving is not None and self._serving[0] is not vhost:
+            await self._stop(0)
+        if self._serving is None and vhost is not None:
+            await self._serve(vhost)
+
+    async def _serve(self, vhost: VHost) -> None:
+        # A broker without gRPC does not need its package.
+        from basaltmq.protocols.grpc.services.access import Accounts
+        from basaltmq.protocols.grpc.services.api_keys import ApiKeys
+        from basaltmq.protocols.grpc.services.queue_owner import VHostDesk
+        from basaltmq.protocols.grpc.services.queue_server import FilaOptions, FilaServer, TlsFiles
+
+        files = self._config.tls
+        tls = None
+        if self._config.fila.tls and files.certificate is not None and files.key is not None:
+            tls = TlsFiles(files.certificate, files.key, files.authority, files.clients, files.version_min)
+
+        settings, limits = self._config.fila, self._config.limits
+        options = FilaOptions(
+            self._host,
+            self._port,
+            settings.access,
+            settings.ack_from,
+            tls,
+            message_bytes_max=limits.message_bytes_max,
+            connections_max=limits.connections_max,
+            handshake_s=limits.handshake_timeout_ms / 1000,
+        )
+        accounts = Accounts(self._node.users, self._node.permissions, vhost.name)
+        desk = VHostDesk(self._node, vhost)
+        keys = ApiKeys(vhost.store)
+        server = FilaServer(vhost.plane, vhost.commit, keys, accounts, options, desk=desk, shares=self._node.shares)
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+        await server.start()
+        self._serving = (vhost, lambda grace_s: asyncio.ensure_future(server.stop(grace_s)))
+
+    async def _stop(self, grace_s: float) -> None:
+        if self._serving is not None:
+            stop = self._serving[1]
+            self._serving = None
+            await stop(grace_s)
+
+
+class KafkaListener:
+    """Kafka's protocol for the streams of one virtual host."""
+
+    def __init__(self, node: Node, config: Config, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
+        settings = config.kafka
+        self._server = KafkaServer(
+            node,
+            Settings(
+                vhost=settings.vhost,
+                advertised_host=settings.advertised_host,
+                advertised_port=settings.advertised_port,
+                auto_create=settings.auto_create,
+                partitions=settings.partitions,
+                durability=Durability(settings.durability),
+                access=settings.access,
+                cluster_id=config.name,
+                request_bytes_max=settings.request_bytes_max,
+                connections_max=config.limits.connections_max,
+                handshake_s=config.limits.handshake_timeout_ms / 1000,
+            ),
+            shares=node.shares,
+        )
+        self._sock = sock
+        self._tls = tls if settings.tls else None
+
+    async def start(self) -> None:
+        await self._server.listen_on(self._sock, tls=self._tls)
+
+    async def close(self, grace_s: float) -> None:
+        await self._server.close("the broker is shutting down")

@@ -1,0 +1,74 @@
+"""Settings of the broker as flags of a command: `--config FILE` and one flag per leaf of the tree."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from basaltmq.broker.config.settings import Leaf, leaves
+from basaltmq.broker.config.sources import Loaded, load
+
+SHORT: Final = {"data_dir", "host", "amqp.port", "kafka.port", "fila.port", "admin.port", "log.level", "log.format"}
+"""Flags most people need: the help shows these, `--print-config` shows every setting."""
+
+
+def flag_leaves() -> list[Leaf]:
+    """Every setting that has a flag."""
+    return [leaf for leaf in leaves() if not leaf.secret]
+
+
+def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the flags to a command; it gets `settings`, a function that reads every source."""
+
+    def run(**arguments: Any) -> Any:
+        file: Path | None = arguments.pop("config")
+        flags: dict[str, str] = {}
+        for leaf in flag_leaves():
+            given = arguments.pop("set_" + "_".join(leaf.path))
+            if given is not None:
+                flags[leaf.key] = str(given)
+        if "data_dir" not in flags and (outer := _outer_data_dir()) is not None:
+            flags["data_dir"] = outer
+
+        def settings() -> Loaded:
+            return load(file, os.environ, flags)
+
+        return command(settings=settings, **arguments)
+
+    run.__name__ = command.__name__
+    run.__doc__ = command.__doc__
+    options = [_option(leaf) for leaf in flag_leaves()]
+    run.__click_params__ = [  # type: ignore[attr-defined]
+        *getattr(command, "__click_params__", []),
+        click.Option(
+            ["--config"],
+            type=click.Path(path_type=Path, dir_okay=False),
+            envvar="BASALT_CONFIG",
+            show_envvar=True,
+            help="A TOML file of settings.",
+        ),
+        *options,
+    ]
+    return run
+
+
+def _option(leaf: Leaf) -> click.Option:
+    return click.Option(
+        [leaf.flag, "set_" + "_".join(leaf.path)],
+        type=str,
+        metavar="VALUE",
+        help=f"{leaf.meaning} [{leaf.variable}]",
+        hidden=leaf.key not in SHORT,
+    )
+
+
+def _outer_data_dir() -> str | None:
+    """What `basalt --data-dir DIR serve` said before the command."""
+    context = click.get_current_context().find_root()
+    if context.get_parameter_source("data_dir") is click.core.ParameterSource.COMMANDLINE:
+        return str(context.params["data_dir"])
+    return None

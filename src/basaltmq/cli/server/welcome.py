@@ -1,0 +1,59 @@
+"""What a newcomer reads when the broker is up: where it listens, and what to type next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from basaltmq.broker.config.settings import Config
+
+EXAMPLE = """\
+    import pika
+    connection = pika.BlockingConnection(pika.URLParameters("amqp://{user}:{password}@{host}:{port}/%2F"))
+    channel = connection.channel()
+    channel.queue_declare("hello", durable=True)
+    channel.confirm_delivery()
+    channel.basic_publish("", "hello", b"Hello Basalt", pika.BasicProperties(delivery_mode=2))
+    method, properties, body = channel.basic_get("hello")
+    print(body)
+    channel.basic_ack(method.delivery_tag)
+    connection.close()
+"""
+
+
+def welcome(config: Config, ports: Mapping[str, int], version: str) -> str:
+    """The text, for a terminal of 80 columns and more."""
+    hosts = {section: _reachable(host) for section, host, _ in config.endpoints()}
+    lines = [f"Basalt {version} is up; data in {config.data_dir.absolute()}", ""]
+    names = {"amqp": "AMQP 0-9-1", "amqps": "AMQP 0-9-1 (TLS)", "admin": "admin API", "fila": "gRPC", "kafka": "Kafka"}
+    for section, port in ports.items():
+        address = f"{hosts[section]}:{port}"
+        if section == "admin":
+            address = f"{'https' if config.admin.tls else 'http'}://{address}/api/docs"
+        lines.append(f"  {names.get(section, section):<17} {address}")
+    if "amqp" in ports and config.auth.default_user:
+        user = config.auth.default_user
+        known = user == "guest" and config.auth.default_password == "guest"  # noqa: S105
+        lines += ["", "Send a message and get it back (pip install pika):", ""]
+        lines += EXAMPLE.format(
+            user=user, password="guest" if known else "PASSWORD", host=hosts["amqp"], port=ports["amqp"]
+        ).splitlines()
+    if "admin" in ports:
+        server = "" if ports["admin"] == 15672 else f" --server http://{hosts['admin']}:{ports['admin']}"
+        lines += [
+            "",
+            "Look around, and let somebody else in:",
+            "",
+            f"    basalt queue list --server http://{hosts['admin']}:{ports['admin']}",
+            f"    basalt user create alice --tag management{server}",
+            f"    basalt permission set alice{server}",
+        ]
+        if "guest" in config.auth.loopback_users:
+            lines.append("    (guest is let in from this machine only)")
+    lines += ["", "Stop it with Ctrl-C. Everything confirmed is on the disk.", ""]
+    return "\n".join(lines)
+
+
+def _reachable(host: str) -> str:
+    if host in {"0.0.0.0", "::", ""}:  # noqa: S104
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host

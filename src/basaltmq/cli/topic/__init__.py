@@ -1,0 +1,1 @@
+"""`basalt topic`: topics of a data directory or a running broker."""

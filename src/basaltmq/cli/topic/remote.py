@@ -1,0 +1,240 @@
+"""`basalt topic ... --server URL`: the same words for topics of a running broker.
+
+`either` chooses between these and those of `topic`. Records come and go as JSON, a bounded page at a time.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, BinaryIO, Final
+
+import click
+import msgspec
+
+from basaltmq.cli.output import show
+from basaltmq.cli.topic import input as topic_input
+from basaltmq.cli.topic.input import as_json, batches, reset_to
+from basaltmq.errors import OffsetOutOfRangeError, RemoteError
+from basaltmq.http_client import ApiClient, path, with_api
+from basaltmq.streams.imports.record_lines import raw_value, to_line
+
+FOLLOW_S: Final = 0.5
+"""Between two looks for more."""
+
+vhost_option = click.option("--vhost", default="/", show_default=True)
+
+
+@click.group()
+def server_topic() -> None:
+    """Topics of a running broker."""
+
+
+@server_topic.command()
+@click.argument("name")
+@topic_input.settings
+@vhost_option
+@with_api
+def create(api: ApiClient, name: str, vhost: str, **settings: Any) -> None:
+    """Create a topic at a broker; fails if there is another one of the name."""
+    api.put(path("topics", vhost, name), {key: value for key, value in settings.items() if value is not None})
+    click.echo(f"topic {name} is there; fill it with: basalt topic append {name} --server {api.address}")
+
+
+@server_topic.command("list")
+@topic_input.page
+@vhost_option
+@with_api
+def list_topics(api: ApiClient, after: str | None, limit: int, vhost: str, as_json: bool) -> None:
+    """List topics of a broker with what they hold."""
+    rows = []
+    for each in islice(_named(api, "topics", vhost, after), limit):
+        found = api.get(path("topics", vhost, each["name"]))
+        rows.append(
+            {
+                "topic": each["name"],
+                "engine": each["config"]["engine"],
+                "partitions": len(found["partitions"]),
+                "records": sum(one["records"] for one in found["partitions"]),
+                "bytes": sum(one["size_bytes"] for one in found["partitions"]),
+                "durability": each["config"]["durability"],
+            }
+        )
+    show(rows, as_json=as_json, empty=f"no topics; make one with: basalt topic create NAME --server {api.address}")
+
+
+def _named(api: ApiClient, kind: str, vhost: str, after: str | None) -> Iterator[Any]:
+    """Every topic or group, page by page."""
+    while True:
+        found = api.get(path(kind, vhost), after=after)
+        yield from found[kind]
+        after = found["next_after"]
+        if after is None:
+            return
+
+
+@server_topic.command()
+@click.argument("name")
+@vhost_option
+@as_json
+@with_api
+def describe(api: ApiClient, name: str, vhost: str, as_json: bool) -> None:
+    """Settings and partitions of a topic."""
+    found = api.get(path("topics", vhost, name))
+    if as_json:
+        show([found], as_json=True)
+        return
+    click.echo(f"topic {name} ({found['id']}) in vhost {vhost}")
+    for setting, value in sorted(found["config"].items()):
+        click.echo(f"  {setting}: {'-' if value is None else value}")
+    click.echo()
+    rows = [
+        {
+            "partition": each["partition"],
+            "first": each["start_offset"],
+            "end": each["end_offset"],
+            "records": each["records"],
+            "bytes": each["size_bytes"],
+        }
+        for each in found["partitions"]
+    ]
+    show(rows, as_json=False)
+
+
+@server_topic.command()
+@click.argument("name")
+@topic_input.source
+@vhost_option
+@with_api
+def append(
+    api: ApiClient,
+    name: str,
+    partition: int | None,
+    key: str | None,
+    raw: bool,
+    durability: str | None,
+    source: BinaryIO,
+    vhost: str,
+) -> None:
+    """Append a record per line of stdin: JSON objects ({"value": "...", "key": "..."}), or raw values."""
+    done = 0
+    try:
+        for batch in batches(source, raw, key):
+            body = {
+                "records": [to_line(each) for each in batch],
+                "partition": partition,
+                "durability": durability,
+            }
+            api.post(path("topics", vhost, name), body, long=True)
+            done += len(batch)
+    finally:
+        click.echo(f"{done:,} records appended to {name}", err=True)
+
+
+@server_topic.command()
+@click.argument("name")
+@topic_input.search
+@vhost_option
+@with_api
+def read(
+    api: ApiClient,
+    name: str,
+    partition: int | None,
+    start: str,
+    since_ms: int | None,
+    limit: int | None,
+    key: str | None,
+    tag: str | None,
+    follow: bool,
+    raw: bool,
+    vhost: str,
+) -> None:
+    """Print records as JSON lines. Changes nothing."""
+    found = api.get(path("topics", vhost, name))["partitions"]
+    if partition is not None and partition not in range(len(found)):
+        raise click.UsageError(f"topic {name} has partitions 0 to {len(found) - 1}, and no {partition}")
+    at = {
+        each["partition"]: _begin(api, path("topics", vhost, name, str(each["partition"])), each, start, since_ms)
+        for each in found
+        if partition is None or each["partition"] == partition
+    }
+    left = sys.maxsize if limit is None else limit
+    followed = False
+    try:
+        while left > 0:
+            moved = False
+            for each in at:
+                where = path("topics", vhost, name, str(each), "lines")
+                try:
+                    page = api.get(where, offset=at[each], limit=min(left, 1_000), key=key, tag=tag)
+                except RemoteError as error:
+                    if not followed or error.code != OffsetOutOfRangeError.code:
+                        raise
+                    earliest = api.get(path("topics", vhost, name))["partitions"][each]["start_offset"]
+                    topic_input.tell_lost(at[each], earliest, each)
+                    at[each], moved = earliest, True
+                    continue
+                for record in page["records"]:
+                    click.echo(raw_value(record) if raw else msgspec.json.encode(record))
+                left -= len(page["records"])
+                moved |= page["next_offset"] > at[each]
+                at[each] = page["next_offset"]
+                if left <= 0:
+                    return
+            if not moved:
+                if not follow:
+                    return
+                time.sleep(FOLLOW_S)
+                followed = True
+    except KeyboardInterrupt:
+        return
+
+
+def _begin(api: ApiClient, where: str, partition: dict[str, Any], start: str, since_ms: int | None) -> int:
+    if since_ms is not None:
+        return int(api.get(f"{where}/offset", timestamp_ms=since_ms)["offset"])
+    return topic_input.begin(start, partition["start_offset"], partition["end_offset"])
+
+
+@server_topic.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@vhost_option
+@with_api
+def delete(api: ApiClient, name: str, yes: bool, vhost: str) -> None:
+    """Delete a topic with all its records and offsets. There is no way back."""
+    api.get(path("topics", vhost, name))
+    if not yes:
+        click.confirm(f"Delete topic {name} and all it holds?", abort=True)
+    api.delete(path("topics", vhost, name))
+    click.echo(f"topic {name} deleted")
+
+
+@server_topic.command()
+@topic_input.group
+@vhost_option
+@with_api
+def groups(
+    api: ApiClient,
+    group: str | None,
+    reset: str | None,
+    name: str | None,
+    partition: int | None,
+    vhost: str,
+    as_json: bool,
+) -> None:
+    """Consumer groups: list them, or show one with its lag, or move it while its members are away."""
+    if reset is None:
+        rows = (
+            [{"group": each} for each in _named(api, "groups", vhost, None)]
+            if group is None
+            else api.get(path("groups", vhost, group))
+        )
+        show(rows, as_json=as_json, empty="no groups have committed anything")
+        return
+    if group is None or name is None:
+        raise click.UsageError("--reset needs a group and --topic")
+    body = {"topic": name, "to": reset_to(reset), "partition": partition}
+    show(api.post(path("groups", vhost, group, "reset"), body), as_json=as_json)

@@ -1,0 +1,1 @@
+"""Encodings of record batches: columns, Arrow, Kafka batches, and their compression."""

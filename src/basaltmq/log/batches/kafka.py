@@ -1,0 +1,458 @@
+"""Kafka record batches (format v2): kept as they came, placed in a shard, and looked into when somebody asks.
+
+     0             8              12             16      17    21           23                27
+     | base offset | batch length | leader epoch | magic | crc | attributes | last offset delta | ...
+     | i64         | i32          | i32          | i8, 2 | u32 | i16        | i32               |
+     27               35              43            51               53              57             61
+     | base timestamp | max timestamp | producer id | producer epoch | base sequence | record count | records |
+     | i64            | i64           | i64         | i16            | i32           | i32          |         |
+
+Big-endian. The batch length counts what follows it. The CRC32C covers everything from the attributes on, so a broker
+puts in the base offset (and the leader epoch) without touching it; only log-append time changes what it covers.
+
+    record   | length | attributes i8 | timestamp delta | offset delta | key length, key | value length, value |
+             | headers | (name length, name | value length, value)* |        all numbers zigzag varints, -1 for null
+
+What a frame needs (count, offsets, times) is in the header, so appending, recovery, rebuild, verification and retention
+never look into the records. Who reads records or Arrow does: `RecordReader`, `columns`. Control batches (transaction
+markers) hold nothing for them: their frames count no records, only offsets. Null keys, values
+and header values stay null.
+
+Times: the largest is the header's; the least is taken to be the base timestamp, the first record's, which need not be
+the least of all. Budget: 3 us to check and place a batch of 27 KB, 3 us per record to look into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from struct import Struct
+from typing import Final, NamedTuple
+
+import google_crc32c
+
+from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError, TimestampRangeError
+from basaltmq.log.batches.codecs import NONE, pieces
+from basaltmq.log.batches.columnar import ColumnBatch
+from basaltmq.log.batches.record import RECORD_BYTES_MAX, TIMESTAMP_MS_MAX, Headers, Record, StoredRecord
+
+MAGIC: Final = 2
+HEADER_BYTES: Final = 61
+
+COMPRESSION: Final = 0x07
+LOG_APPEND_TIME: Final = 0x08
+TRANSACTIONAL: Final = 0x10
+CONTROL: Final = 0x20
+
+RECORDS_MAX: Final = 100_000
+"""Records of a batch that is appended: as in one write through any other door. Older batches may have more."""
+
+DECOMPRESSED_BYTES_MIN: Final = 32 << 20
+"""How large a batch of any topic may be when decompressed: twice the largest record by default. Producers fill batches
+of 16 KiB to 1 MiB, counted before compression."""
+
+RECORD_FRAMING_BYTES: Final = 64 << 10
+"""Room for lengths and numbers of a record beside its content: 1,024 headers and their lengths fit."""
+
+VARINT_BYTES_MAX: Final = 10
+"""Of a 64-bit number."""
+
+NO_TIMESTAMP: Final = -1
+NO_PRODUCER: Final = -1
+
+ABORT: Final = 0
+COMMIT: Final = 1
+"""How a transaction ended, in the key of a marker's one record."""
+
+_HEADER: Final = Struct(">qiibIhiqqqhii")
+_OFFSET: Final = Struct(">q")
+_MARKER_KEY: Final = Struct(">hh")
+"""Version and kind."""
+_MARKER_VALUE: Final = Struct(">hi")
+"""Version and the coordinator's epoch."""
+_COVERED: Final = Struct(">hiqqqhii")
+_CRC: Final = Struct(">I")
+_CRC_AT: Final = 17
+_COVERED_AT: Final = 21
+_PREFIX_BYTES: Final = 12
+"""Base offset and batch length, which the length does not count."""
+
+_crc32c = google_crc32c.value
+
+
+class KafkaHeader(NamedTuple):
+    """What stands in front of a batch's records."""
+
+    base_offset: int
+    batch_length: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp_ms: int
+    max_timestamp_ms: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    records: int
+
+    @property
+    def size_bytes(self) -> int:
+        return _PREFIX_BYTES + self.batch_length
+
+    @property
+    def codec(self) -> int:
+        return self.attributes & COMPRESSION
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL)
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL) and self.producer_id >= 0
+
+
+class KafkaBatch:
+    """A batch to be appended, in the shape the segment engine appends."""
+
+    __slots__ = ("body", "count", "extents", "offsets", "timestamp_max_ms", "timestamp_min_ms")
+
+    def __init__(self, body: bytes, count: int, offsets: int, timestamp_min_ms: int, timestamp_max_ms: int) -> None:
+        self.body = body
+        self.count = count
+        """Records for a reader: none in a control batch."""
+        self.offsets = offsets
+        """Offsets it takes up."""
+        self.timestamp_min_ms = timestamp_min_ms
+        self.timestamp_max_ms = timestamp_max_ms
+        self.extents: dict[int, tuple[int, int]] = {}
+        """It has no columns."""
+
+    def placed(self, base_offset: int) -> KafkaBatch:
+        """The same at an offset of the shard."""
+        body = _OFFSET.pack(base_offset) + self.body[_OFFSET.size :]
+        return KafkaBatch(body, self.count, self.offsets, self.timestamp_min_ms, self.timestamp_max_ms)
+
+
+def read_header(raw: bytes, at: int = 0) -> KafkaHeader:
+    """The header of the batch that begins here; nothing about it is checked but that it is there."""
+    if len(raw) - at < HEADER_BYTES:
+        raise CorruptionError(f"{len(raw) - at} bytes are too few for a Kafka record batch")
+    return KafkaHeader._make(_HEADER.unpack_from(raw, at))
+
+
+def check_batch(raw: bytes) -> KafkaHeader:
+    """Refuse what is not one whole batch of this format as a producer makes it."""
+    header = read_header(raw)
+    if header.magic != MAGIC:
+        raise InvalidArgumentError(f"a record batch of format {header.magic}; this broker takes {MAGIC}, as since 0.11")
+    if header.size_bytes != len(raw):
+        raise CorruptionError(f"a record batch of {len(raw)} bytes says it has {header.size_bytes}")
+    if _crc32c(raw[_COVERED_AT:]) != header.crc:
+        raise CorruptionError("a record batch does not match its checksum; it was damaged on its way")
+    if not 0 < header.records <= RECORDS_MAX or header.last_offset_delta != header.records - 1:
+        raise InvalidArgumentError(
+            f"a record batch says {header.records} records and {header.last_offset_delta} as the last one's offset; "
+            f"give 1 to {RECORDS_MAX} without holes"
+        )
+    for time_ms in (header.base_timestamp_ms, header.max_timestamp_ms):
+        if not NO_TIMESTAMP <= time_ms <= TIMESTAMP_MS_MAX:
+            raise TimestampRangeError(
+                f"timestamp {time_ms} of a record batch is out of range: 0 to {TIMESTAMP_MS_MAX} ms (year 9999)"
+            )
+    return header
+
+
+def incoming(raw: bytes, now_ms: int, *, is_append_time: bool = False) -> KafkaBatch:
+    """A batch as a producer sent it, checked; with log-append time, its records get the broker's."""
+    header = check_batch(raw)
+    least_ms, largest_ms = header.base_timestamp_ms, header.max_timestamp_ms
+    if is_append_time:
+        raw = _stamped(raw, header, now_ms)
+    if is_append_time or largest_ms < 0:
+        least_ms = largest_ms = now_ms
+    elif not 0 <= least_ms < largest_ms:
+        least_ms = largest_ms
+    count = 0 if header.is_control else header.records
+    return KafkaBatch(raw, count, header.records, least_ms, largest_ms)
+
+
+def _stamped(raw: bytes, header: KafkaHeader, now_ms: int) -> bytes:
+    covered = _COVERED.pack(header.attributes | LOG_APPEND_TIME, *header[6:8], now_ms, *header[9:]) + raw[HEADER_BYTES:]
+    return raw[:_CRC_AT] + _CRC.pack(_crc32c(covered)) + covered
+
+
+def decompressed_bytes_max(record_bytes_max: int) -> int:
+    """How large a batch may be when decompressed, in a topic whose records have at most `record_bytes_max` bytes."""
+    return max(DECOMPRESSED_BYTES_MIN, 2 * record_bytes_max)
+
+
+def columns(raw: bytes, record_bytes_max: int = RECORD_BYTES_MAX) -> ColumnBatch:
+    """The records of a batch that was checked, as columns."""
+    header = read_header(raw)
+    found = records(raw, record_bytes_max)
+    deltas = [record.offset - header.base_offset for record in found]
+    is_dense = deltas == list(range(len(found)))
+    return ColumnBatch.from_records(found, max(0, header.max_timestamp_ms), None if is_dense else deltas)
+
+
+def records(raw: bytes, record_bytes_max: int = RECORD_BYTES_MAX) -> list[StoredRecord]:
+    """Every record of a batch with its offset, markers of control batches included."""
+    return list(RecordReader(raw, record_bytes_max))
+
+
+class RecordReader:
+    """Reads the records of a batch in order, one at a time, and decompresses no more than that takes.
+
+    Memory is bounded by the batch, a piece and the largest record; a whole batch of records in memory is the caller's.
+    """
+
+    __slots__ = (
+        "_append_ms",
+        "_at",
+        "_base_ms",
+        "_base_offset",
+        "_data",
+        "_is_dense",
+        "_is_plain",
+        "_last_offset",
+        "_left",
+        "_pieces",
+        "_record_bytes_max",
+        "next",
+    )
+
+    def __init__(self, raw: bytes, record_bytes_max: int = RECORD_BYTES_MAX) -> None:
+        header = read_header(raw)
+        content = raw[HEADER_BYTES : header.size_bytes]
+        self._is_plain = header.codec == NONE
+        self._data = content if self._is_plain else b""
+        self._pieces: Iterator[bytes] = iter(())
+        if not self._is_plain:
+            self._pieces = pieces(header.codec, content, decompressed_bytes_max(record_bytes_max))
+        self._record_bytes_max = record_bytes_max + RECORD_FRAMING_BYTES
+        self._at = 0
+        self._left = header.records
+        self._is_dense = header.last_offset_delta == header.records - 1
+        self._base_offset = header.base_offset
+        self._last_offset = header.base_offset + header.last_offset_delta
+        self._base_ms = header.base_timestamp_ms
+        self._append_ms = header.max_timestamp_ms if header.attributes & LOG_APPEND_TIME else None
+        self.next = header.base_offset
+        """The least offset that the next record can have."""
+
+    def __iter__(self) -> Iterator[StoredRecord]:
+        return self
+
+    def __next__(self) -> StoredRecord:
+        if not self._left:
+            # The end of compressed data has its checksum.
+            for _ in self._pieces:
+                pass
+            raise StopIteration
+        length = self._length()
+        if length > self._record_bytes_max:
+            self._check_length(length)
+        if self._at + length > len(self._data):
+            self._need(length)
+        self._left -= 1
+        data, end = self._data, self._at + length
+        try:
+            time_delta, at = _varint(data, self._at + 1)
+            delta, at = _varint(data, at)
+            key, at = _bytes(data, at, end)
+            value, at = _bytes(data, at, end)
+            headers, at = _headers(data, at, end)
+        except IndexError:
+            raise CorruptionError("a record batch ends inside a record") from None
+        if at != end:
+            raise CorruptionError(f"a record ends at byte {at}, its length says {end}")
+        offset = self._base_offset + delta
+        if offset > self._last_offset or (offset != self.next if self._is_dense else offset < self.next):
+            raise CorruptionError(f"a record at offset {offset} follows one at {self.next - 1}")
+        time_ms = self._base_ms + time_delta if self._append_ms is None else self._append_ms
+        # Only the header is checked when a batch comes in; records of one that lies must not make it unreadable.
+        time_ms = min(max(NO_TIMESTAMP, time_ms), TIMESTAMP_MS_MAX)
+        self.next = offset + 1
+        self._at = end
+        return StoredRecord(value, key, headers, (), time_ms, 0, offset=offset)
+
+    def _check_length(self, length: int) -> None:
+        if not self._is_plain:
+            raise LimitExceededError(
+                f"the record at offset {self.next} has {length} bytes when decompressed, over the limit of "
+                f"{self._record_bytes_max}; send smaller records, or raise the topic's max.message.bytes"
+            )
+
+    def skip_to(self, offset: int) -> None:
+        """Pass over the records below an offset, without looking into them where there are no holes."""
+        if not self._is_dense:
+            return
+        while self.next < offset and self._left:
+            length = self._length()
+            while self._at + length > len(self._data):
+                length -= len(self._data) - self._at
+                self._data, self._at = next(self._pieces, b""), 0
+                if not self._data:
+                    raise CorruptionError("a record batch ends inside a record")
+            self._at += length
+            self._left -= 1
+            self.next += 1
+
+    def _length(self) -> int:
+        """The length that the next record begins with."""
+        if len(self._data) - self._at < VARINT_BYTES_MAX and not self._is_plain:
+            self._need(VARINT_BYTES_MAX, is_exact=False)
+        try:
+            length, self._at = _varint(self._data, self._at)
+        except IndexError:
+            raise CorruptionError("a record batch ends inside a record") from None
+        if length < 0:
+            raise CorruptionError(f"a record says that it has {length} bytes")
+        return length
+
+    def _need(self, size_bytes: int, *, is_exact: bool = True) -> None:
+        """Have so many bytes from `_at` on; as many as there are unless `is_exact`."""
+        have = len(self._data) - self._at
+        if have >= size_bytes:
+            return
+        gathered = [self._data[self._at :]]
+        while have < size_bytes:
+            piece = next(self._pieces, None)
+            if piece is None:
+                if is_exact:
+                    raise CorruptionError(f"a record of {size_bytes} bytes reaches out of its batch")
+                break
+            gathered.append(piece)
+            have += len(piece)
+        self._data, self._at = b"".join(gathered), 0
+
+
+def encode_records(found: Sequence[StoredRecord], leader_epoch: int = 0) -> bytes:
+    """Records (one at least, ascending) as an uncompressed batch, holes between their offsets kept."""
+    base = found[0].offset
+    base_ms = found[0].timestamp_ms
+    parts: list[bytes] = []
+    for record in found:
+        body = b"".join(
+            (
+                b"\x00",
+                _zigzag(record.timestamp_ms - base_ms),
+                _zigzag(record.offset - base),
+                _prefixed(record.key),
+                _prefixed(record.value),
+                _zigzag(len(record.headers)),
+                *(part for name, value in record.headers for part in (_prefixed(name.encode()), _prefixed(value))),
+            )
+        )
+        parts += (_zigzag(len(body)), body)
+    largest_ms = max(record.timestamp_ms for record in found)
+    covered = _COVERED.pack(
+        0, found[-1].offset - base, base_ms, largest_ms, NO_PRODUCER, NO_PRODUCER, NO_PRODUCER, len(found)
+    ) + b"".join(parts)
+    size = _COVERED_AT - _PREFIX_BYTES + len(covered)
+    front = _HEADER.pack(base, size, leader_epoch, MAGIC, _crc32c(covered), *(8 * (0,)))
+    return front[:_COVERED_AT] + covered
+
+
+def empty_batch(base_offset: int, last_offset_delta: int) -> bytes:
+    """A batch that takes up offsets and holds no record: what is left where all were deleted."""
+    covered = _COVERED.pack(0, last_offset_delta, NO_TIMESTAMP, NO_TIMESTAMP, NO_PRODUCER, NO_PRODUCER, NO_PRODUCER, 0)
+    size = _COVERED_AT - _PREFIX_BYTES + len(covered)
+    front = _HEADER.pack(base_offset, size, 0, MAGIC, _crc32c(covered), *(8 * (0,)))
+    return front[:_COVERED_AT] + covered
+
+
+def marker_batch(producer_id: int, producer_epoch: int, is_commit: bool, now_ms: int) -> bytes:
+    """The control batch that ends a producer's transaction in a shard."""
+    key = _prefixed(_MARKER_KEY.pack(0, COMMIT if is_commit else ABORT))
+    record = b"\x00\x00\x00" + key + _prefixed(_MARKER_VALUE.pack(0, 0)) + b"\x00"
+    attributes = TRANSACTIONAL | CONTROL
+    covered = _COVERED.pack(attributes, 0, now_ms, now_ms, producer_id, producer_epoch, NO_PRODUCER, 1)
+    covered += _zigzag(len(record)) + record
+    size = _COVERED_AT - _PREFIX_BYTES + len(covered)
+    front = _HEADER.pack(0, size, 0, MAGIC, _crc32c(covered), *(8 * (0,)))
+    return front[:_COVERED_AT] + covered
+
+
+def read_marker(raw: bytes) -> bool | None:
+    """Does a control batch say that its producer's transaction was committed? None if it says something else."""
+    found = records(raw)
+    key = found[0].key if found else None
+    if key is None or len(key) < _MARKER_KEY.size:
+        return None
+    kind = _MARKER_KEY.unpack_from(key)[1]
+    return kind == COMMIT if kind in {ABORT, COMMIT} else None
+
+
+def encode_plain(plain: Sequence[Record], base_offset: int = 0) -> bytes:
+    """Records without offsets as a batch a producer would send."""
+    return encode_records(
+        [
+            StoredRecord(
+                each.value, each.key, each.headers, (), each.timestamp_ms, each.expire_at_ms, offset=base_offset + at
+            )
+            for at, each in enumerate(plain)
+        ]
+    )
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    byte = data[at]
+    at += 1
+    if byte < 0x80:
+        return byte >> 1 ^ -(byte & 1), at
+    number = byte & 0x7F
+    shift = 7
+    while True:
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number >> 1 ^ -(number & 1), at
+        shift += 7
+        if shift > 63:
+            raise CorruptionError("a number in a record batch has more than 64 bits")
+
+
+def _bytes(data: bytes, at: int, end: int) -> tuple[bytes | None, int]:
+    length, at = _varint(data, at)
+    if length < 0:
+        return None, at
+    if length > end - at:
+        raise CorruptionError(f"a field of {length} bytes at byte {at} reaches out of its record")
+    return data[at : at + length], at + length
+
+
+def _headers(data: bytes, at: int, end: int) -> tuple[Headers, int]:
+    count, at = _varint(data, at)
+    if count == 0:
+        return (), at
+    if not 0 < count <= end - at:
+        raise CorruptionError(f"a record says it has {count} headers in {end - at} bytes")
+    headers = []
+    for _ in range(count):
+        name, at = _bytes(data, at, end)
+        value, at = _bytes(data, at, end)
+        try:
+            headers.append(((name or b"").decode(), value))
+        except UnicodeDecodeError:
+            raise CorruptionError("a header name in a record batch is not UTF-8") from None
+    return tuple(headers), at
+
+
+def _zigzag(number: int) -> bytes:
+    number = number << 1 if number >= 0 else (-number << 1) - 1
+    if number < 0x80:
+        return bytes((number,))
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _prefixed(content: bytes | None) -> bytes:
+    return b"\x01" if content is None else _zigzag(len(content)) + content

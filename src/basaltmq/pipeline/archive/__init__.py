@@ -1,0 +1,1 @@
+"""Archives of topics as Parquet: write, compact, replay."""

@@ -1,0 +1,295 @@
+"""Replay: records of an archive or a log written to a topic again, each exactly once, as often as the job is killed.
+
+    the plan: which offsets of which partitions, cut into steps   -> plan.json in the checkpoint; made once
+    a step: its records read, filtered, written as one batch of the run (see `streams.imports`), with the step's number
+
+The store that is written to knows the last step done, so a job that is started again goes on after it; a step in the
+middle is finished or done again, never twice. Records keep their key, value, headers and time. They go to the partition
+their key says, or with `keep_partitions` to the one they were in; the order of records of a key is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import Final
+from uuid import uuid4
+
+import msgspec
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as sql
+
+from basaltmq.decoding import json_decoder
+from basaltmq.errors import CorruptionError, InvalidArgumentError
+from basaltmq.pipeline.archive.data_files import read_archived
+from basaltmq.pipeline.archive.manifest import Manifest, read_manifests
+from basaltmq.pipeline.files import Files
+from basaltmq.pipeline.place import DEFAULT_VHOST, store_path
+from basaltmq.pipeline.source import Topics, looking, offsets_of
+from basaltmq.store.open import open_view
+from basaltmq.streams.imports.imports import read_run
+
+STEP_RECORDS: Final = 500_000
+"""Offsets of one step unless told: some seconds of work, one opening of the store."""
+
+_SERVER: Final = "server"
+
+RATED_STEP_S: Final = 5.0
+"""With a rate, a step is at most what this time allows, so that records come evenly enough."""
+
+
+class Range(msgspec.Struct, frozen=True):
+    """Offsets of one partition."""
+
+    topic: str
+    partition: int
+    begin: int
+    end: int
+
+    def cut(self, index: int, count: int) -> Range:
+        """Part `index` of `count`."""
+        width = self.end - self.begin
+        begin = self.begin + width * index // count
+        return msgspec.structs.replace(self, begin=begin, end=self.begin + width * (index + 1) // count)
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What a replay is about; fixed when it is first run."""
+
+    run: str
+    ranges: list[Range]
+    steps: int
+
+
+_decode_plan: Final = json_decoder(Plan)
+_decode_offsets: Final = json_decoder(dict[str, dict[str, int]])
+
+
+class ReplayJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What to replay, and where to. Either `archive` or `source` says from where."""
+
+    topics: list[str]
+    target: dict[str, str]
+    """Options of the basalt sink that say which store is written to."""
+    target_topic: str | None = None
+    """None: the topic the records are of."""
+    archive: str | None = None
+    source: dict[str, str] | None = None
+    """Options of the basalt source that say where the log is."""
+    bounds: dict[str, str] = {}
+    """Options of the source that say from where to where; of an archive, times only."""
+    checkpoint: str
+    where: str | None = None
+    """A condition in SQL over key, value, topic, partition, offset, timestamp and headers."""
+    rate_per_s: float | None = None
+    step_records: int = STEP_RECORDS
+    keep_partitions: bool = False
+    dry_run: bool = False
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """What a run did."""
+
+    run: str
+    steps: int
+    """In this run of the job."""
+    steps_before: int
+    records: int
+    """Written in this run; with a condition fewer than were read."""
+    seconds: float
+
+
+def replay(
+    spark: SparkSession,
+    job: ReplayJob,
+    on_progress: Callable[[int, int], None] | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Replayed:
+    """Run the job, or go on with it; `on_progress` hears of steps done and to do."""
+    if (job.archive is None) == (job.source is None):
+        raise InvalidArgumentError("a replay is from an archive or from a store: give one of archive and source")
+    if job.rate_per_s is not None and not job.rate_per_s > 0:
+        raise InvalidArgumentError(f"a rate is above 0 records/s, not {job.rate_per_s}")
+    files = Files(spark, job.checkpoint)
+    plan = _plan(spark, files, job)
+    began_s = time.monotonic()
+    first = _steps_done(files, job, plan.run)
+    records = 0
+    for step in range(first, 0 if job.dry_run else plan.steps):
+        records += _do(spark, job, plan, step)
+        if _SERVER in job.target:
+            files.write(_done_path(job), str(step + 1).encode())
+        if on_progress is not None:
+            on_progress(step + 1, plan.steps)
+        if job.rate_per_s is not None:
+            sleep(max(0.0, records / job.rate_per_s - (time.monotonic() - began_s)))
+    steps = 0 if job.dry_run else max(0, plan.steps - first)
+    return Replayed(plan.run, steps, first, records, time.monotonic() - began_s)
+
+
+def _plan(spark: SparkSession, files: Files, job: ReplayJob) -> Plan:
+    path = f"{job.checkpoint.rstrip('/')}/plan.json"
+    if files.exists(path):
+        try:
+            return _decode_plan(files.read(path))
+        except msgspec.DecodeError as error:
+            raise CorruptionError(
+                f"the plan {path} cannot be read: {error}; begin anew with another checkpoint"
+            ) from None
+    ranges = _archived_ranges(spark, job) if job.archive is not None else _log_ranges(job)
+    if not ranges:
+        raise InvalidArgumentError(f"there is nothing to replay of {', '.join(job.topics)}")
+    total = sum(each.end - each.begin for each in ranges)
+    most = job.step_records
+    if job.rate_per_s is not None:
+        most = max(1, min(most, int(job.rate_per_s * RATED_STEP_S)))
+    plan = Plan(f"replay-{uuid4().hex}", ranges, math.ceil(total / most))
+    if not job.dry_run:
+        files.write(path, msgspec.json.format(msgspec.json.encode(plan), indent=1))
+    return plan
+
+
+def _archived_ranges(spark: SparkSession, job: ReplayJob) -> list[Range]:
+    ranges: dict[tuple[str, int], Range] = {}
+    for manifest in _manifests(spark, job):
+        for file in manifest.files:
+            if file.topic in job.topics:
+                key = file.topic, file.partition
+                known = ranges.get(key, Range(*key, file.first_offset, file.last_offset + 1))
+                begin, end = min(known.begin, file.first_offset), max(known.end, file.last_offset + 1)
+                ranges[key] = Range(*key, begin, end)
+    return [ranges[key] for key in sorted(ranges)]
+
+
+def _log_ranges(job: ReplayJob) -> list[Range]:
+    assert job.source is not None, "checked before"
+    ranges = []
+    with looking(job.source) as view:
+        for (name, number), (start, end) in offsets_of(view, job.topics).items():
+            begin = max(start, _offset(view, job, "starting", name, number, start))
+            stop = min(end, _offset(view, job, "ending", name, number, end))
+            if begin < stop:
+                ranges.append(Range(name, number, begin, stop))
+    return ranges
+
+
+def _offset(view: Topics, job: ReplayJob, side: str, name: str, number: int, otherwise: int) -> int:
+    """Where the bound of one side lies in a partition."""
+    time_ms = job.bounds.get(f"{side}Timestamp")
+    if time_ms is not None:
+        return view.offset_at(name, number, int(time_ms))
+    text = job.bounds.get(f"{side}Offsets", "")
+    if text == "latest":
+        return view.info(name, number).high_watermark
+    if not text.startswith("{"):
+        return otherwise
+    try:
+        told = _decode_offsets(text)
+    except msgspec.DecodeError as error:
+        raise InvalidArgumentError(f'offsets are told as {{"topic": {{"0": 12}}}}, not {text!r:.80}: {error}') from None
+    return told.get(name, {}).get(str(number), otherwise)
+
+
+def _manifests(spark: SparkSession, job: ReplayJob) -> list[Manifest]:
+    assert job.archive is not None, "asked for archives only"
+    root = job.archive.rstrip("/")
+    found = read_manifests(Files(spark, root), root)
+    if not found:
+        raise InvalidArgumentError(f"there is no archive at {root}: it has no manifests")
+    return found
+
+
+def _steps_done(files: Files, job: ReplayJob, run: str) -> int:
+    if _SERVER in job.target:
+        # Noted after each step: behind by one at most, and a broker does a step of a run once however often it comes.
+        path = _done_path(job)
+        return int(files.read(path)) if files.exists(path) else 0
+    with closing(open_view(store_path(job.target["path"], job.target.get("vhost", DEFAULT_VHOST)))) as store:
+        return read_run(store, run).last_batch + 1
+
+
+def _done_path(job: ReplayJob) -> str:
+    return f"{job.checkpoint.rstrip('/')}/steps-done"
+
+
+def _do(spark: SparkSession, job: ReplayJob, plan: Plan, step: int) -> int:
+    ranges = [part for each in plan.ranges if (part := each.cut(step, plan.steps)).begin < part.end]
+    if not ranges:
+        return 0
+    frame = _archived(spark, job, ranges) if job.archive is not None else _logged(spark, job, ranges)
+    if frame is None:
+        return 0
+    if job.archive is not None:
+        frame = _between(frame, job.bounds)
+    if job.where is not None:
+        frame = frame.where(job.where)
+    seen = Observation()
+    columns = ["key", "value", "headers", "timestamp"]
+    columns += ["topic"] if job.target_topic is None else []
+    columns += ["partition"] if job.keep_partitions else []
+    writer = (
+        frame.observe(seen, sql.count(sql.lit(1)).alias("records"))
+        .select(*columns)
+        .write.format("basalt")
+        .mode("append")
+        .options(**job.target, runId=plan.run, batchId=str(step))
+    )
+    if job.target_topic is not None:
+        writer = writer.option("topic", job.target_topic)
+    writer.save()
+    return int(seen.get["records"])
+
+
+def _archived(spark: SparkSession, job: ReplayJob, ranges: list[Range]) -> DataFrame | None:
+    wanted = {(each.topic, each.partition): each for each in ranges}
+    paths = []
+    for manifest in _manifests(spark, job):
+        for file in manifest.files:
+            of = wanted.get((file.topic, file.partition))
+            if of is not None and file.first_offset < of.end and of.begin <= file.last_offset:
+                paths.append(file.path)
+    if not paths:
+        return None
+    assert job.archive is not None, "asked for archives only"
+    is_wanted = sql.lit(False)
+    for each in ranges:
+        is_wanted = is_wanted | (
+            (sql.col("topic") == each.topic)
+            & (sql.col("partition") == each.partition)
+            & sql.col("offset").between(each.begin, each.end - 1)
+        )
+    frame = read_archived(spark, job.archive.rstrip("/"), paths).where(is_wanted)
+    return frame.repartition("topic", "partition").sortWithinPartitions("topic", "partition", "offset")
+
+
+def _between(frame: DataFrame, bounds: dict[str, str]) -> DataFrame:
+    """Records of an archive by their own time."""
+    for name, text in bounds.items():
+        if not name.endswith("Timestamp"):
+            if text in ("earliest", "latest"):
+                continue
+            raise InvalidArgumentError("a replay from an archive is bounded by times; offsets go into a condition")
+        moment = sql.timestamp_millis(sql.lit(int(text)))
+        frame = frame.where(sql.col("timestamp") >= moment if name.startswith("s") else sql.col("timestamp") < moment)
+    return frame
+
+
+def _logged(spark: SparkSession, job: ReplayJob, ranges: list[Range]) -> DataFrame:
+    assert job.source is not None, "asked for stores only"
+    assigned: dict[str, list[int]] = {}
+    begin: dict[str, dict[str, int]] = {}
+    end: dict[str, dict[str, int]] = {}
+    for each in ranges:
+        assigned.setdefault(each.topic, []).append(each.partition)
+        begin.setdefault(each.topic, {})[str(each.partition)] = each.begin
+        end.setdefault(each.topic, {})[str(each.partition)] = each.end
+    options = job.source | {
+        "assign": json.dumps(assigned),
+        "startingOffsets": json.dumps(begin),
+        "endingOffsets": json.dumps(end),
+        "includeHeaders": "true",
+    }
+    return spark.read.format("basalt").options(**options).load()

@@ -1,0 +1,1 @@
+"""Audits of stores and queues with Spark."""

@@ -1,0 +1,1 @@
+"""gRPC client: channel, connection, calls."""

@@ -1,0 +1,217 @@
+"""A client's connection: moves bytes between its socket and the core, and answers to their calls."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from basaltmq.protocols.grpc.client.call import ClientCall
+from basaltmq.protocols.grpc.heads import ResponseHead
+from basaltmq.protocols.grpc.http2.connection import Connection
+from basaltmq.protocols.grpc.http2.events import Broken, Data, Headers, Leaving, Reset, Writable
+from basaltmq.protocols.grpc.http2.frame_sender import is_bulky
+from basaltmq.protocols.grpc.http2.frames import STREAM_MAX, Code
+from basaltmq.protocols.grpc.status import Outcome, Status
+
+if TYPE_CHECKING:
+    from basaltmq.protocols.grpc.client.channel import Channel
+
+KEEPALIVE_S: Final = 30.0
+"""A server that is silent while calls wait is asked for a sign of life this often."""
+
+KEEPALIVE_TIMEOUT_S: Final = 20.0
+
+WRITE_BYTES_HIGH: Final = 1 << 20
+STREAM_LAST: Final = STREAM_MAX - 1_000
+"""A connection that has had so many calls is replaced."""
+
+_CODES: Final = {
+    Code.CANCEL: Status.CANCELLED,
+    Code.REFUSED_STREAM: Status.UNAVAILABLE,
+    Code.ENHANCE_YOUR_CALM: Status.RESOURCE_EXHAUSTED,
+    Code.INADEQUATE_SECURITY: Status.PERMISSION_DENIED,
+}
+
+
+class ClientConnection(asyncio.Protocol):
+    """To one server."""
+
+    def __init__(self, channel: Channel, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.core: Connection[ResponseHead] = Connection(channel.meanings, is_client=True, clock_s=loop.time)
+        self.answer_bytes_max = channel.answer_bytes_max
+        self.is_usable = True
+        """Takes calls."""
+        self.is_paused = False
+        self._channel = channel
+        self._transport: asyncio.Transport | None = None
+        self._is_receiving = False
+        self._is_scheduled = False
+        self._begun: asyncio.Future[None] = loop.create_future()
+        self._gone: asyncio.Future[None] = loop.create_future()
+        self._room: list[asyncio.Future[None]] = []
+        self._heard_s = loop.time()
+        self._keeper = loop.call_later(KEEPALIVE_S, self._keep)
+        self._why = "the connection was closed"
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another call may begin."""
+        return self.is_usable and len(self.core) < self.core.peer_streams_max
+
+    async def begun(self) -> None:
+        """Wait until the server has said that it speaks HTTP/2; OSError if it does not."""
+        await self._begun
+
+    async def gone(self) -> None:
+        await self._gone
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+        assert self._transport is not None
+        self._transport.set_write_buffer_limits(WRITE_BYTES_HIGH)
+        self._flush()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._keeper.cancel()
+        why = str(error) if error is not None else self._why
+        if not self._begun.done():
+            self._begun.set_exception(ConnectionError(why))
+        self._retire()
+        for stream in self.core.streams():
+            if isinstance(stream.owner, ClientCall):
+                stream.is_closed = True
+                stream.owner.failed(Outcome(Status.UNAVAILABLE, f"the connection to the server is lost: {why}"))
+        self._wake()
+        if not self._gone.done():
+            self._gone.set_result(None)
+
+    def _retire(self) -> None:
+        """Take no more calls."""
+        if self.is_usable:
+            self.is_usable = False
+            self._channel.lost(self)
+
+    def pause_writing(self) -> None:
+        self.is_paused = True
+
+    def resume_writing(self) -> None:
+        self.is_paused = False
+        self._wake()
+
+    def _wake(self) -> None:
+        waiting, self._room = self._room, []
+        for each in waiting:
+            if not each.done():
+                each.set_result(None)
+
+    async def can_write(self) -> None:
+        """Wait until the socket takes more, or is gone."""
+        future = self.loop.create_future()
+        self._room.append(future)
+        await future
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_s = self.loop.time()
+        self._is_receiving = True
+        try:
+            for event in self.core.receive(data):
+                kind = type(event)
+                if kind is Data:
+                    self._on_data(event)  # type: ignore[arg-type]
+                elif kind is Headers:
+                    self._on_headers(event)  # type: ignore[arg-type]
+                elif kind is Writable:
+                    self._on_writable(event)  # type: ignore[arg-type]
+                elif kind is Reset:
+                    self._on_reset(event)  # type: ignore[arg-type]
+                elif kind is Leaving:
+                    self._on_leaving(event)  # type: ignore[arg-type]
+                elif kind is Broken:
+                    self._on_broken(event)  # type: ignore[arg-type]
+        finally:
+            self._is_receiving = False
+        if self.core.has_begun and not self._begun.done():
+            self._begun.set_result(None)
+        self._flush()
+
+    def _on_data(self, event: Data) -> None:
+        if event.stream.owner is None:
+            self.core.consumed(event.stream, event.size_bytes)
+        else:
+            event.stream.owner.received(event.chunk, event.size_bytes, event.has_ended)
+
+    def _on_headers(self, event: Headers[ResponseHead]) -> None:
+        if event.stream.owner is not None:
+            event.stream.owner.headed(event.fields, event.has_ended)
+
+    def _on_writable(self, event: Writable) -> None:
+        if event.stream.owner is not None:
+            event.stream.owner.writable()
+
+    def _on_reset(self, event: Reset) -> None:
+        call = event.stream.owner
+        if call is not None:
+            status = _CODES.get(Code(event.code), Status.INTERNAL) if event.code in set(Code) else Status.UNKNOWN
+            text = event.text or f"the server gave the call up (HTTP/2 code {event.code})"
+            call.failed(Outcome(status, text), was_begun=event.code != Code.REFUSED_STREAM)
+
+    def _on_leaving(self, event: Leaving) -> None:
+        self._why = event.text or "the server is leaving"
+        self._retire()
+        for stream in self.core.streams():
+            if stream.id > event.last_stream and stream.owner is not None:
+                stream.owner.failed(Outcome(Status.UNAVAILABLE, self._why), was_begun=False)
+        if not len(self.core):
+            self.close()
+
+    def _on_broken(self, event: Broken) -> None:
+        self._why = f"the server broke the rules of HTTP/2: {event.text}"
+        self.close()
+
+    def call_over(self) -> None:
+        if self.is_usable:
+            if self.core.is_used_up(STREAM_LAST):
+                self._retire()
+            self._channel.has_room()
+        elif not len(self.core):
+            self.close()
+
+    def flush_soon(self) -> None:
+        """Send what there is to send at the end of this turn, together with what else comes up in it."""
+        if not self._is_receiving and not self._is_scheduled:
+            self._is_scheduled = True
+            self.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_scheduled = False
+        out = self.core.take_parts()
+        if out and self._transport is not None and not self._transport.is_closing():
+            if is_bulky(out):
+                self._transport.writelines(out)
+            else:
+                self._transport.write(b"".join(out))
+
+    def _keep(self) -> None:
+        silent_s = self.loop.time() - self._heard_s
+        if silent_s > KEEPALIVE_S + KEEPALIVE_TIMEOUT_S:
+            self._why = "the server does not answer"
+            if self._transport is not None:
+                self._transport.abort()
+            return
+        if silent_s >= KEEPALIVE_S - 1 and len(self.core):
+            self.core.ping()
+            self._flush()
+            self._keeper = self.loop.call_later(KEEPALIVE_TIMEOUT_S + 1, self._keep)
+        else:
+            self._keeper = self.loop.call_later(max(1.0, KEEPALIVE_S - silent_s), self._keep)
+
+    def close(self) -> None:
+        """End it, and every call of it."""
+        self._retire()
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+        elif not self._gone.done():
+            self._gone.set_result(None)

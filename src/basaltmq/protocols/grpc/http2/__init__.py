@@ -1,0 +1,1 @@
+"""HTTP/2 without I/O: framing, flow control, header compression."""

@@ -1,0 +1,1 @@
+"""gRPC server: listener, connections, calls, method types."""

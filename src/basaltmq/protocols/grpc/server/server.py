@@ -1,0 +1,158 @@
+"""A gRPC server: listens, keeps the time for its connections, and stops in good order.
+
+TLS files are looked at for every connection that is made, so a renewed certificate needs no restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from basaltmq.broker.loop_shares import LoopShares
+from basaltmq.protocols.grpc.heads import RequestHead
+from basaltmq.protocols.grpc.http2.header_blocks import Meanings
+from basaltmq.protocols.grpc.server.connection import ServerConnection
+from basaltmq.protocols.grpc.server.methods import Method
+from basaltmq.protocols.grpc.status import Outcome
+
+SWEEP_S: Final = 1.0
+BACKLOG: Final = 1024
+
+CALLS_MAX: Final = 1_000
+"""Calls of one connection at once; what comes beyond waits in the client."""
+
+CONNECTIONS_MAX: Final = 10_000
+
+REQUEST_BYTES_MAX: Final = 64 << 20
+"""One request: a batch of messages. It is in memory as a whole, some times over."""
+
+KEEPALIVE_S: Final = 30.0
+"""A connection that is silent is asked for a sign of life this often, so that the leases of a dead client come back."""
+
+KEEPALIVE_TIMEOUT_S: Final = 10.0
+HANDSHAKE_S: Final = 10.0
+
+_log: Final = logging.getLogger("basaltmq")
+
+
+class GrpcServer:
+    """Serves methods to all who connect. Made, started and stopped on one loop."""
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        outcome_of: Callable[[BaseException], Outcome],
+        *,
+        request_bytes_max: int = REQUEST_BYTES_MAX,
+        connections_max: int = CONNECTIONS_MAX,
+        calls_max: int = CALLS_MAX,
+        handshake_s: float = HANDSHAKE_S,
+        keepalive_s: float = KEEPALIVE_S,
+        keepalive_timeout_s: float = KEEPALIVE_TIMEOUT_S,
+        needs_admission: bool = False,
+        shares: LoopShares | None = None,
+    ) -> None:
+        """`methods` by path (/package.Service/Method); `outcome_of` says how a handler's error ends its call. With
+        `needs_admission` a connection ends unless a method sets its `is_admitted` within `handshake_s`."""
+        self.needs_admission = needs_admission
+        self.methods = dict(methods)
+        self.outcome_of = outcome_of
+        self.request_bytes_max = request_bytes_max
+        self.held_bytes_max = 2 * request_bytes_max
+        """Messages of one connection that are not whole: two of the largest."""
+        self.calls_max = calls_max
+        self.handshake_s = handshake_s
+        self.keepalive_s = keepalive_s
+        self.keepalive_timeout_s = keepalive_timeout_s
+        self.shares = shares or LoopShares()
+        self.loop = asyncio.get_running_loop()
+        self.meanings: Meanings[RequestHead] = Meanings(RequestHead)
+        self.is_stopping = False
+        self.connections: set[ServerConnection] = set()
+        self._connections_max = connections_max
+        self._listener: asyncio.AbstractServer | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._idle = asyncio.Event()
+
+    @property
+    def calls(self) -> int:
+        """How many run."""
+        return sum(each.calls for each in self.connections)
+
+    async def listen(
+        self,
+        host: str,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+        on_accept: Callable[[], None] | None = None,
+    ) -> int:
+        """Listen; the port. `on_accept` is called before each connection's handshake. OSError if it cannot be."""
+
+        def accept() -> ServerConnection:
+            if on_accept is not None:
+                on_accept()
+            return ServerConnection(self)
+
+        self._listener = await self.loop.create_server(
+            accept,
+            host,
+            port,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else self.handshake_s,
+            backlog=BACKLOG,
+            reuse_address=True,
+        )
+        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+        found: int = self._listener.sockets[0].getsockname()[1]
+        return found
+
+    async def stop(self, grace_s: float, text: str) -> None:
+        """Take no more connections and calls; calls that run may finish within the grace."""
+        self.is_stopping = True
+        if self._listener is not None:
+            self._listener.close()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for connection in list(self.connections):
+            connection.leave(text)
+        try:
+            async with asyncio.timeout(grace_s):
+                while self.calls:
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
+            _log.warning("%d gRPC calls did not end in time and are cut", self.calls)
+        for connection in list(self.connections):
+            connection.close()
+        # What was cancelled is given its turn to clean up, and what was written its turn to leave.
+        for _ in range(3):
+            await asyncio.sleep(0)
+        if self._listener is not None:
+            self._listener = None
+
+    def joined(self, connection: ServerConnection) -> str:
+        """A client came; why it has to go again, if it has to."""
+        self.connections.add(connection)
+        if len(self.connections) > self._connections_max:
+            _log.warning("a gRPC client is refused: the limit of %d connections is reached", self._connections_max)
+            return f"the limit of {self._connections_max} connections is reached"
+        return ""
+
+    def left(self, connection: ServerConnection) -> None:
+        self.connections.discard(connection)
+
+    def idle(self) -> None:
+        """A connection has no calls left."""
+        self._idle.set()
+
+    def _sweep(self) -> None:
+        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+        now_s = self.loop.time()
+        for connection in list(self.connections):
+            try:
+                connection.tick(now_s)
+            except Exception:
+                _log.exception("%s: the sweep failed", connection.peer)

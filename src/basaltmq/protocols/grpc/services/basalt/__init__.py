@@ -1,0 +1,1 @@
+"""The service basalt.v1.Queues."""

@@ -1,0 +1,144 @@
+"""A LeaseResponse as bytes, put together from rows without an object per field.
+
+Most messages are a payload and little else, and their rows hold it all in fixed places. Messages of one enqueue whose
+rows begin with the same fixed part differ in id and payload only: everything around these two is encoded once for all
+of them, or once for each size. A row that is not like that is taken apart and encoded by protobuf. Both give what
+`proto/basalt.proto` says; a test holds them against each other.
+
+    LeaseResponse   1 token varint | 2 message, length-delimited, each | 3 visibility ms varint
+    Message         1 id (16) | 2 payload | 4 fairness key | 5 weight | 6 attempts | 7 priority | 8 enqueued ns
+
+Budget: 0.6 us a message of 1 KB of one enqueue with everything in the cache, about 1 us in a server that is busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, repeat
+from operator import itemgetter
+from typing import Final
+
+from basaltmq.broker.message.text_headers import headers_of
+from basaltmq.protocols.grpc.varints import varint
+from basaltmq.queues.leases.delivery import PRIORITY, Deliveries, Delivery
+from basaltmq.queues.message import HEAD, LAYOUT
+from basaltmq.queues.ready.rows import split_sub_queue
+from basaltmq.store.keys.queues import decode_message_key
+from basaltmq.wire import basalt_pb2 as wire
+
+_HEAD_BYTES: Final = HEAD.size
+_COMMON_BYTES: Final = _HEAD_BYTES - 4
+"""Of a row's head, before the size of its payload."""
+
+_ID_BYTES: Final = 16
+_MESSAGE: Final = b"\x12"
+_ID: Final = b"\x0a\x10"
+_PAYLOAD: Final = b"\x12"
+
+
+class _Frame:
+    """What is around the id and the payload of messages that have the rest in common."""
+
+    __slots__ = ("_sized", "after")
+
+    def __init__(self, after: bytes) -> None:
+        self.after = after
+        self._sized: dict[int, tuple[bytes, bytes]] = {}
+
+    def around(self, row_bytes: int) -> tuple[bytes, bytes]:
+        """What is before the id, and what is between id and payload, for a row of this size."""
+        found = self._sized.get(row_bytes)
+        if found is None:
+            payload_bytes = row_bytes - _HEAD_BYTES
+            between = _PAYLOAD + varint(payload_bytes)
+            length = len(_ID) + _ID_BYTES + len(between) + payload_bytes + len(self.after)
+            found = self._sized[row_bytes] = (_MESSAGE + varint(length) + _ID, between)
+        return found
+
+
+def lease_answer(found: Sequence[Delivery], visibility_ms: int) -> bytes:
+    """The answer for messages of one lease."""
+    first = found[0]
+    parts = [b"\x08", varint(first.token), b"\x18", varint(visibility_ms)]
+    if type(found) is Deliveries:
+        ids, keys, rows = found.ids, found.keys, found.rows
+    else:
+        ids = [each.id for each in found]
+        keys = [each.key for each in found]
+        rows = [each.row for each in found]
+    frame = _frame(first) if _are_alike(keys, rows) else None
+    if frame is None:
+        parts += _mixed(found, ids, keys, rows)
+    else:
+        before, between = frame.around(len(rows[0]))
+        payloads = map(itemgetter(slice(_HEAD_BYTES, None)), rows)
+        messages = zip(repeat(before), ids, repeat(between), payloads, repeat(frame.after), strict=False)
+        parts += chain.from_iterable(messages)
+    return b"".join(parts)
+
+
+def _are_alike(keys: Sequence[bytes], rows: Sequence[bytes]) -> bool:
+    """Whether messages have all in common but their ids and payloads, and these are of one size."""
+    place, head = keys[0][:-_ID_BYTES], rows[0][:_HEAD_BYTES]
+    # What the least and the greatest of them begin with, all of them begin with.
+    return (
+        min(keys).startswith(place)
+        and max(keys).startswith(place)
+        and min(rows).startswith(head)
+        and max(rows).startswith(head)
+    )
+
+
+def _mixed(
+    found: Sequence[Delivery], ids: Sequence[bytes], keys: Sequence[bytes], rows: Sequence[bytes]
+) -> list[bytes]:
+    """Messages of several enqueues, sizes or kinds."""
+    parts: list[bytes] = []
+    frames: dict[tuple[bytes, bytes], _Frame | None] = {}
+    for number, (message_id, key, row) in enumerate(zip(ids, keys, rows, strict=True)):
+        place = (key[:-_ID_BYTES], row[:_COMMON_BYTES])
+        if place in frames:
+            frame = frames[place]
+        else:
+            frame = frames[place] = _frame(found[number])
+        if frame is None:
+            parts += _whole(found[number])
+        else:
+            before, between = frame.around(len(row))
+            parts += (before, message_id, between, row[_HEAD_BYTES:], frame.after)
+    return parts
+
+
+def _frame(delivery: Delivery) -> _Frame | None:
+    """The frame of messages like this one; None if they cannot be put together from their rows."""
+    row = delivery.row
+    if row[0] != LAYOUT:
+        # In an envelope, its payload perhaps apart.
+        return None
+    assert delivery.body is None, "a row without an envelope holds its payload"
+    _, priority, attempts, weight, _, _, labels_bytes, properties_bytes, _ = HEAD.unpack_from(row)
+    if labels_bytes or properties_bytes:
+        # Headers of their own, or of another protocol.
+        return None
+    _, fairness_key, enqueued_ns, _ = decode_message_key(delivery.key)
+    if delivery.marks & PRIORITY:
+        fairness_key = split_sub_queue(fairness_key)[1]
+    after = wire.Message(
+        fairness_key=fairness_key, weight=weight, attempts=attempts, priority=priority, enqueued_ns=enqueued_ns
+    ).SerializeToString()
+    return _Frame(after)
+
+
+def _whole(delivery: Delivery) -> tuple[bytes, ...]:
+    message = delivery.message()
+    encoded = wire.Message(
+        id=message.id,
+        payload=message.payload,
+        headers={**headers_of(message.properties), **message.headers},
+        fairness_key=message.fairness_key,
+        weight=message.weight,
+        attempts=message.attempts,
+        priority=message.priority,
+        enqueued_ns=message.enqueued_ns,
+    ).SerializeToString()
+    return _MESSAGE, varint(len(encoded)), encoded

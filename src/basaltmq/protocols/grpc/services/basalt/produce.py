@@ -1,0 +1,111 @@
+"""Streaming produce: batches in, confirms out, in the same order.
+
+    client ──> read a batch ──> gathered write (tick.py) ──> in flight ──> confirmed in order ──> client
+                   ^                                            │
+                   └────────── read on only while what is in flight is within the window
+
+The window is what flow control is: past it the server does not read, the transport's own window fills, and the client's
+writes wait. A batch that is refused is answered with its error, and the stream goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
+from typing import Final
+
+from basaltmq.errors import BasaltError
+from basaltmq.protocols.grpc.services.access import Caller
+from basaltmq.protocols.grpc.services.basalt.drafts import drafts_of
+from basaltmq.protocols.grpc.services.method_factory import queue_name
+from basaltmq.protocols.grpc.services.queue_owner import Desk
+from basaltmq.protocols.grpc.services.tick import Tick
+from basaltmq.queues.draft import asks_for_more, require_fit
+from basaltmq.queues.plane import QueuePlane
+from basaltmq.wire import basalt_pb2 as wire
+
+WINDOW_BATCHES: Final = 64
+"""Batches of one stream that wait for the disk: several syncs of a busy producer."""
+
+WINDOW_BYTES: Final = 8 << 20
+"""And their size: what one stream may hold of the server's memory."""
+
+
+class _InFlight:
+    """A batch that waits for the disk."""
+
+    __slots__ = ("future", "number", "size_bytes")
+
+    def __init__(self, number: int, future: asyncio.Future[list[bytes]], size_bytes: int) -> None:
+        self.number = number
+        self.future = future
+        self.size_bytes = size_bytes
+
+
+class Produce:
+    """The Produce call."""
+
+    def __init__(self, plane: QueuePlane, tick: Tick, desk: Desk) -> None:
+        self._plane = plane
+        self._tick = tick
+        self._desk = desk
+
+    async def run(
+        self, requests: AsyncIterator[wire.ProduceRequest], caller: Caller
+    ) -> AsyncGenerator[wire.ProduceResponse, None]:
+        loop = asyncio.get_running_loop()
+        in_flight: asyncio.Queue[_InFlight | None] = asyncio.Queue()
+        room = asyncio.Event()
+        held_bytes = 0
+
+        async def read() -> None:
+            nonlocal held_bytes
+            try:
+                async for request in requests:
+                    size_bytes = request.ByteSize()
+                    try:
+                        future = self._begin(request.batch, caller)
+                    except BasaltError as error:
+                        future = loop.create_future()
+                        future.set_exception(error)
+                    # A client that goes away leaves some that nobody asks for their errors.
+                    future.add_done_callback(_looked_at)
+                    held_bytes += size_bytes
+                    in_flight.put_nowait(_InFlight(request.number, future, size_bytes))
+                    while in_flight.qsize() >= WINDOW_BATCHES or held_bytes >= WINDOW_BYTES:
+                        room.clear()
+                        await room.wait()
+            finally:
+                in_flight.put_nowait(None)
+
+        reading = asyncio.ensure_future(read())
+        try:
+            while (batch := await in_flight.get()) is not None:
+                try:
+                    yield wire.ProduceResponse(number=batch.number, ids=await batch.future)
+                except BasaltError as error:
+                    self._desk.failed(error)
+                    yield wire.ProduceResponse(number=batch.number, error_code=error.code, error_text=str(error))
+                held_bytes -= batch.size_bytes
+                room.set()
+            await reading
+        finally:
+            reading.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await reading
+
+    def _begin(self, batch: wire.EnqueueBatchRequest, caller: Caller) -> asyncio.Future[list[bytes]]:
+        queue = queue_name(batch.queue)
+        caller.require("produce", queue)
+        self._desk.check(queue)
+        self._desk.require_room()
+        drafts = drafts_of(batch)
+        if asks_for_more(drafts):
+            require_fit(self._plane.get(queue), drafts)
+        return self._tick.enqueue(queue, drafts)
+
+
+def _looked_at(future: asyncio.Future[list[bytes]]) -> None:
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,257 @@
+"""fila.v1.FilaAdmin: queues, runtime settings, redrive, API keys.
+
+A queue made here has a dead-letter queue beside it, named like it with `.dlq` behind, because this wire has no field to
+name another. Redrive takes what such a queue holds back to where it came from.
+
+Settings are shown as runtime_config.py shows them: of a secret there is a mask, never the value.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from basaltmq.errors import InvalidArgumentError, PreconditionFailedError, QueueNotFoundError
+from basaltmq.protocols.grpc.server.methods import Method
+from basaltmq.protocols.grpc.services.access import Access, Caller
+from basaltmq.protocols.grpc.services.method_factory import Calls, queue_name
+from basaltmq.protocols.grpc.services.queue_owner import Desk
+from basaltmq.protocols.grpc.services.waiting_consumers import Takers
+from basaltmq.queues.config import DEAD_LETTERS, VISIBILITY_TIMEOUT_MS_DEFAULT, QueueConfig
+from basaltmq.queues.lifecycle.redrive import PAGE, origin_of
+from basaltmq.queues.message import Message
+from basaltmq.queues.plane import QueuePlane
+from basaltmq.queues.runtime_config import LIST_MAX
+from basaltmq.wire import fila_wire_pb2 as wire
+
+SERVICE: Final = "fila.v1.FilaAdmin"
+
+CONFIGS_PAGE: Final = 100
+"""Queues looked at between two turns of the loop."""
+
+QUANTUM: Final = 1
+"""A fairness key's turn is one message."""
+
+NODES: Final = 1
+
+
+class FilaAdmin:
+    """The operators' side."""
+
+    def __init__(
+        self, plane: QueuePlane, takers: Takers, access: Access, desk: Desk, durable: Callable[[], Awaitable[None]]
+    ) -> None:
+        """`durable` waits until what was written so far is."""
+        self._plane = plane
+        self._takers = takers
+        self._keys = access.keys
+        self._desk = desk
+        self._durable = durable
+
+    def methods(self, calls: Calls) -> dict[str, Method]:
+        return {
+            "CreateQueue": calls.unary(wire.CreateQueueRequest, self.create_queue),
+            "DeleteQueue": calls.unary(wire.DeleteQueueRequest, self.delete_queue),
+            "SetConfig": calls.unary(wire.SetConfigRequest, self.set_config),
+            "GetConfig": calls.unary(wire.GetConfigRequest, self.get_config),
+            "ListConfig": calls.unary(wire.ListConfigRequest, self.list_config),
+            "GetStats": calls.unary(wire.GetStatsRequest, self.get_stats),
+            "Redrive": calls.unary(wire.RedriveRequest, self.redrive),
+            "ListQueues": calls.unary(wire.ListQueuesRequest, self.list_queues),
+            "CreateApiKey": calls.unary(wire.CreateApiKeyRequest, self.create_api_key),
+            "RevokeApiKey": calls.unary(wire.RevokeApiKeyRequest, self.revoke_api_key),
+            "ListApiKeys": calls.unary(wire.ListApiKeysRequest, self.list_api_keys),
+            "SetAcl": calls.unary(wire.SetAclRequest, self.set_acl),
+            "GetAcl": calls.unary(wire.GetAclRequest, self.get_acl),
+        }
+
+    async def create_queue(self, request: wire.CreateQueueRequest, caller: Caller) -> wire.CreateQueueResponse:
+        name = queue_name(request.name)
+        caller.require("admin", name)
+        asked = request.config
+        self._desk.create(
+            QueueConfig(
+                name=name,
+                on_enqueue_script=asked.on_enqueue_script or None,
+                on_failure_script=asked.on_failure_script or None,
+                visibility_timeout_ms=asked.visibility_timeout_ms or VISIBILITY_TIMEOUT_MS_DEFAULT,
+                dead_letter_queue=None if name.endswith(DEAD_LETTERS) else name + DEAD_LETTERS,
+            )
+        )
+        await self._durable()
+        return wire.CreateQueueResponse(queue_id=name)
+
+    async def delete_queue(self, request: wire.DeleteQueueRequest, caller: Caller) -> wire.DeleteQueueResponse:
+        name = queue_name(request.queue)
+        caller.require("admin", name)
+        self._desk.delete(name)
+        await self._durable()
+        return wire.DeleteQueueResponse()
+
+    async def set_config(self, request: wire.SetConfigRequest, caller: Caller) -> wire.SetConfigResponse:
+        """Set a setting; an empty value, which is what a missing one looks like, deletes it."""
+        caller.require_everywhere("admin", "change settings")
+        if request.value:
+            self._plane.set_setting(request.key, request.value)
+        else:
+            self._plane.delete_setting(request.key)
+        await self._durable()
+        return wire.SetConfigResponse()
+
+    async def get_config(self, request: wire.GetConfigRequest, caller: Caller) -> wire.GetConfigResponse:
+        caller.require_everywhere("admin", "read settings")
+        if not request.key:
+            raise InvalidArgumentError("the call names no setting")
+        # Of all keys that begin with this one, it is the first.
+        for setting in self._plane.settings(request.key, limit=1).settings:
+            if setting.key == request.key:
+                return wire.GetConfigResponse(value=setting.value)
+        return wire.GetConfigResponse()
+
+    async def list_config(self, request: wire.ListConfigRequest, caller: Caller) -> wire.ListConfigResponse:
+        caller.require_everywhere("admin", "read settings")
+        page = self._plane.settings(request.prefix, limit=LIST_MAX)
+        entries = [wire.ConfigEntry(key=each.key, value=each.value) for each in page.settings]
+        return wire.ListConfigResponse(entries=entries, total_count=page.total)
+
+    async def get_stats(self, request: wire.GetStatsRequest, caller: Caller) -> wire.GetStatsResponse:
+        name = queue_name(request.queue)
+        caller.require("admin", name)
+        counts = self._plane.stats(name)
+        active, keys = self._plane.fairness_keys(name)
+        return wire.GetStatsResponse(
+            depth=_depth(counts),
+            in_flight=counts["leased"],
+            active_fairness_keys=active,
+            active_consumers=self._takers.parties(name),
+            quantum=QUANTUM,
+            per_key_stats=[
+                wire.FairnessKeyStats(
+                    key=each.key, pending_count=each.pending, current_deficit=each.deficit, weight=each.weight
+                )
+                for each in keys
+            ],
+            per_throttle_stats=[
+                wire.ThrottleKeyStats(
+                    key=each.key, tokens=each.tokens, rate_per_second=each.rate_per_s, burst=each.burst
+                )
+                for each in self._plane.throttle_keys()
+            ],
+            replication_count=NODES,
+        )
+
+    async def redrive(self, request: wire.RedriveRequest, caller: Caller) -> wire.RedriveResponse:
+        name = queue_name(request.dlq_queue)
+        caller.require("admin", name)
+        self._plane.get(name)
+        parent = await self._parent_of(name)
+        caller.require("admin", parent)
+        wanted = request.count or None
+        moved = await self._redrive(name, None, wanted, None)
+        if wanted is None or moved < wanted:
+            left = None if wanted is None else wanted - moved
+            # Nobody died: it was put here by hand, and goes to the queue this one belongs to.
+            moved += await self._redrive(name, parent, left, lambda message: origin_of(message) is None)
+        await self._durable()
+        return wire.RedriveResponse(redriven=moved)
+
+    async def _parent_of(self, name: str) -> str:
+        """The queue whose dead letters come here."""
+        if name.endswith(DEAD_LETTERS):
+            parent = name.removesuffix(DEAD_LETTERS)
+            try:
+                self._plane.get(parent)
+            except QueueNotFoundError:
+                raise PreconditionFailedError(
+                    f"queue {parent!r}, whose dead letters are in {name!r}, is gone; create it, then redrive"
+                ) from None
+            return parent
+        after = ""
+        while page := self._plane.configs(after=after, count=CONFIGS_PAGE):
+            for config in page:
+                if config.dead_letter_queue == name:
+                    return config.name
+            after = page[-1].name
+            await asyncio.sleep(0)
+        raise InvalidArgumentError(
+            f"queue {name!r} is not a dead-letter queue: its name does not end in {DEAD_LETTERS!r}, and no queue names "
+            "it as its own"
+        )
+
+    async def _redrive(
+        self, name: str, to: str | None, count: int | None, wanted: Callable[[Message], bool] | None
+    ) -> int:
+        """Redrive page by page, so that others get their turns."""
+        moved = 0
+        while count is None or moved < count:
+            left = PAGE if count is None else min(PAGE, count - moved)
+            page = self._plane.redrive(name, to=to, count=left, wanted=wanted)
+            moved += page
+            if page < PAGE:
+                break
+            await asyncio.sleep(0)
+        return moved
+
+    async def list_queues(self, request: wire.ListQueuesRequest, caller: Caller) -> wire.ListQueuesResponse:
+        answer = wire.ListQueuesResponse(cluster_node_count=NODES)
+        after = ""
+        while page := self._plane.configs(after=after, count=CONFIGS_PAGE):
+            for config in page:
+                if caller.sees(config.name):
+                    counts = self._plane.stats(config.name)
+                    answer.queues.add(
+                        name=config.name,
+                        depth=_depth(counts),
+                        in_flight=counts["leased"],
+                        active_consumers=self._takers.parties(config.name),
+                    )
+            after = page[-1].name
+            await asyncio.sleep(0)
+        return answer
+
+    async def create_api_key(self, request: wire.CreateApiKeyRequest, caller: Caller) -> wire.CreateApiKeyResponse:
+        caller.require_superadmin("make API keys")
+        key, text = self._keys.create(
+            request.name, expires_ms=request.expires_at_ms, is_superadmin=request.is_superadmin
+        )
+        await self._durable()
+        return wire.CreateApiKeyResponse(key_id=key.id, key=text, is_superadmin=key.is_superadmin)
+
+    async def revoke_api_key(self, request: wire.RevokeApiKeyRequest, caller: Caller) -> wire.RevokeApiKeyResponse:
+        caller.require_superadmin("revoke API keys")
+        self._keys.revoke(request.key_id)
+        await self._durable()
+        return wire.RevokeApiKeyResponse()
+
+    async def list_api_keys(self, request: wire.ListApiKeysRequest, caller: Caller) -> wire.ListApiKeysResponse:
+        caller.require_superadmin("list API keys")
+        return wire.ListApiKeysResponse(
+            keys=[
+                wire.ApiKeyInfo(
+                    key_id=key.id,
+                    name=key.name,
+                    created_at_ms=key.row.created_ms,
+                    expires_at_ms=key.row.expires_ms,
+                    is_superadmin=key.is_superadmin,
+                )
+                for key in self._keys.all()
+            ]
+        )
+
+    async def set_acl(self, request: wire.SetAclRequest, caller: Caller) -> wire.SetAclResponse:
+        caller.require_superadmin("change what API keys may do")
+        self._keys.permit(request.key_id, [(each.kind, each.pattern) for each in request.permissions])
+        await self._durable()
+        return wire.SetAclResponse()
+
+    async def get_acl(self, request: wire.GetAclRequest, caller: Caller) -> wire.GetAclResponse:
+        caller.require_superadmin("look at what API keys may do")
+        key = self._keys.get(request.key_id)
+        permissions = [wire.AclPermission(kind=each.kind, pattern=each.pattern) for each in key.permissions]
+        return wire.GetAclResponse(key_id=key.id, permissions=permissions, is_superadmin=key.is_superadmin)
+
+
+def _depth(counts: dict[str, int]) -> int:
+    """Messages that no consumer has: ready, or waiting for a retry or their time."""
+    return counts["ready"] + counts["delayed"]

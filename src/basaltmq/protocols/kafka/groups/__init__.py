@@ -1,0 +1,1 @@
+"""Kafka consumer groups: classic and KIP-848 protocols, offsets, assignment."""

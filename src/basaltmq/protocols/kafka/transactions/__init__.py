@@ -1,0 +1,1 @@
+"""Kafka transactions and idempotent producers."""

@@ -1,0 +1,257 @@
+"""Requests of transactions. What they do is in `transactions`; here is who may, and how Kafka spells the answer.
+
+A fenced producer hears PRODUCER_FENCED from the versions on that know it, INVALID_PRODUCER_EPOCH before. The right to
+write is asked for by the transactional id's name, as for a topic.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from basaltmq.broker.auth.permissions import READ, WRITE
+from basaltmq.errors import BasaltError
+from basaltmq.protocols.kafka.context import Answer, Client, Desk
+from basaltmq.protocols.kafka.groups.classic_groups import denial, refusal, wrong_commit
+from basaltmq.protocols.kafka.transactions.row import State, Transaction
+from basaltmq.protocols.kafka.wire import errors as e
+from basaltmq.protocols.kafka.wire.api import Request
+from basaltmq.protocols.kafka.wire.errors import Refused
+from basaltmq.protocols.kafka.wire.schema import Fields
+from basaltmq.streams.offsets import Commit, TopicPartition
+
+FENCED_SINCE: Final = 2
+FENCED_SINCE_INIT: Final = 4
+MEMBERS_SINCE: Final = 3
+LISTED_MAX: Final = 10_000
+
+
+def _code(error: BasaltError | Refused, knows_fenced: bool) -> int:
+    if not isinstance(error, Refused):
+        return e.code_of(error)
+    if error.code == e.PRODUCER_FENCED and not knows_fenced:
+        return e.INVALID_PRODUCER_EPOCH
+    return error.code
+
+
+async def initialize(desk: Desk, client: Client, request: Request) -> Fields:
+    """InitProducerId with a transactional id."""
+    body = request.body
+    transactional_id = body["transactional_id"]
+    if not client.may(WRITE, transactional_id):
+        return {"error_code": e.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
+    expected = None if body["producer_id"] < 0 else (body["producer_id"], body["producer_epoch"])
+    try:
+        producer_id, epoch = await desk.transactions.initialize(
+            transactional_id, body["transaction_timeout_ms"], expected
+        )
+    except (BasaltError, Refused) as error:
+        return {"error_code": _code(error, request.version >= FENCED_SINCE_INIT)}
+    return {"producer_id": producer_id, "producer_epoch": epoch}
+
+
+async def add_partitions(desk: Desk, client: Client, request: Request) -> Fields:
+    body = request.body
+    places = [(topic["name"], partition) for topic in body["topics"] for partition in topic["partitions"]]
+    codes: dict[tuple[str, int], int] = {}
+    shards: set[int] = set()
+    may_use = client.may(WRITE, body["transactional_id"])
+    for name, partition in places:
+        try:
+            client.check(WRITE, name)
+            shards.add(desk.engine(desk.topic(name), partition)[1])
+        except BasaltError as error:
+            codes[name, partition] = e.code_of(error)
+    if not may_use:
+        codes = dict.fromkeys(places, e.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    elif codes:
+        # All or none.
+        codes = {place: codes.get(place, e.OPERATION_NOT_ATTEMPTED) for place in places}
+    else:
+        code = await _added(desk, body, request.version, frozenset(shards), frozenset())
+        codes = dict.fromkeys(places, code)
+    return {
+        "results": [
+            {
+                "name": topic["name"],
+                "results": [
+                    {"partition_index": partition, "error_code": codes[topic["name"], partition]}
+                    for partition in topic["partitions"]
+                ],
+            }
+            for topic in body["topics"]
+        ]
+    }
+
+
+async def add_offsets(desk: Desk, client: Client, request: Request) -> Fields:
+    body = request.body
+    if not client.may(WRITE, body["transactional_id"]):
+        return {"error_code": e.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
+    code = refusal(client, body["group_id"])
+    if not code:
+        code = await _added(desk, body, request.version, frozenset(), frozenset((body["group_id"],)))
+    return {"error_code": code}
+
+
+async def _added(desk: Desk, body: Fields, version: int, shards: frozenset[int], groups: frozenset[str]) -> int:
+    try:
+        await desk.transactions.add(
+            body["transactional_id"], body["producer_id"], body["producer_epoch"], shards=shards, groups=groups
+        )
+    except (BasaltError, Refused) as error:
+        return _code(error, version >= FENCED_SINCE)
+    return e.NONE
+
+
+async def commit_offsets(desk: Desk, client: Client, request: Request) -> Fields:
+    """TxnOffsetCommit."""
+    body = request.body
+    code = refusal(client, body["group_id"])
+    if not client.may(WRITE, body["transactional_id"]):
+        code = e.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    if not code and request.version >= MEMBERS_SINCE and body["generation_id"] >= 0:
+        group = desk.groups.get(body["group_id"])
+        consumers = desk.consumer_groups.get(body["group_id"])
+        code = e.ILLEGAL_GENERATION
+        if consumers is not None:
+            wrong = consumers.wrong(body["member_id"], body["generation_id"])
+            # The one word for it that this request's answers have.
+            code = e.ILLEGAL_GENERATION if wrong == e.STALE_MEMBER_EPOCH else wrong
+        elif group is not None:
+            code = group.wrong_commit(body["member_id"], body["group_instance_id"], body["generation_id"])
+    commits: dict[TopicPartition, Commit] = {}
+    topics = []
+    for topic in body["topics"]:
+        denied = denial(client, topic["name"])
+        found = None if denied else desk.plane.topics.find(topic["name"])
+        partitions = []
+        for each in topic["partitions"]:
+            wrong = code or denied or wrong_commit(each, 0 if found is None else found.config.partitions)
+            if found is not None and not wrong:
+                commits[found.id, each["partition_index"]] = Commit(
+                    each["committed_offset"],
+                    desk.now_ms(),
+                    each["committed_leader_epoch"],
+                    each["committed_metadata"] or "",
+                )
+            partitions.append({"partition_index": each["partition_index"], "error_code": wrong})
+        topics.append({"name": topic["name"], "partitions": partitions})
+    if commits:
+        try:
+            await desk.transactions.commit_offsets(
+                body["transactional_id"], body["producer_id"], body["producer_epoch"], body["group_id"], commits
+            )
+        except (BasaltError, Refused) as error:
+            failed = _code(error, False)
+            for each in (each for topic in topics for each in topic["partitions"]):
+                each["error_code"] = each["error_code"] or failed
+    return {"topics": topics}
+
+
+async def end(desk: Desk, client: Client, request: Request) -> Fields:
+    body = request.body
+    if not client.may(WRITE, body["transactional_id"]):
+        return {"error_code": e.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
+    try:
+        await desk.transactions.end(
+            body["transactional_id"], body["producer_id"], body["producer_epoch"], body["committed"]
+        )
+    except (BasaltError, Refused) as error:
+        return {"error_code": _code(error, request.version >= FENCED_SINCE)}
+    return {}
+
+
+def describe(desk: Desk, client: Client, request: Request) -> Answer:
+    """DescribeTransactions."""
+    with desk.guard():
+        return {"transaction_states": [_described(desk, client, each) for each in request.body["transactional_ids"]]}
+
+
+def _described(desk: Desk, client: Client, transactional_id: str) -> Fields:
+    if not client.may(WRITE, transactional_id):
+        return {"transactional_id": transactional_id, "error_code": e.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
+    row = desk.transactions.get(transactional_id)
+    if row is None:
+        return {"transactional_id": transactional_id, "error_code": e.TRANSACTIONAL_ID_NOT_FOUND}
+    is_open = row.state is State.ONGOING or row.state.is_decided
+    return {
+        "transactional_id": transactional_id,
+        "transaction_state": row.state.label,
+        "transaction_timeout_ms": row.timeout_ms,
+        "transaction_start_time_ms": row.began_ms if is_open else -1,
+        "producer_id": row.producer_id,
+        "producer_epoch": row.epoch,
+        "topics": _topics(desk, row),
+    }
+
+
+def _topics(desk: Desk, row: Transaction) -> list[Fields]:
+    by_topic: dict[str, list[int]] = {}
+    for shard in sorted(row.shards):
+        try:
+            meta = desk.plane.shards.get(shard)
+        except BasaltError:
+            continue
+        topic = desk.plane.topics.by_id(meta.topic_id)
+        if topic is not None:
+            by_topic.setdefault(topic.name, []).append(meta.partition)
+    return [{"topic": name, "partitions": partitions} for name, partitions in by_topic.items()]
+
+
+def listed(desk: Desk, client: Client, request: Request) -> Answer:
+    """ListTransactions."""
+    labels = {state.label for state in State}
+    wanted, producers = set(request.body["state_filters"]), set(request.body["producer_id_filters"])
+    found: list[Fields] = []
+    with desk.guard():
+        for row in desk.transactions.all():
+            is_asked = (not wanted or row.state.label in wanted) and (not producers or row.producer_id in producers)
+            if is_asked and client.may(WRITE, row.id):
+                found.append(
+                    {
+                        "transactional_id": row.id,
+                        "producer_id": row.producer_id,
+                        "transaction_state": row.state.label,
+                    }
+                )
+            if len(found) >= LISTED_MAX:
+                break
+    return {"unknown_state_filters": sorted(wanted - labels), "transaction_states": found}
+
+
+def describe_producers(desk: Desk, client: Client, request: Request) -> Answer:
+    """DescribeProducers: who appended lately, and whose transaction is open."""
+    return {
+        "topics": [
+            {
+                "name": topic["name"],
+                "partitions": [_producers(desk, client, topic["name"], each) for each in topic["partition_indexes"]],
+            }
+            for topic in request.body["topics"]
+        ]
+    }
+
+
+def _producers(desk: Desk, client: Client, name: str, partition: int) -> Fields:
+    try:
+        client.check(READ, name)
+        engine, shard = desk.engine(desk.topic(name), partition)
+        with desk.guard():
+            known = desk.producers.known(engine, shard)
+        state = engine.state_of(shard)
+        with state.lock:
+            undecided = dict(state.undecided or {})
+    except BasaltError as error:
+        return {"partition_index": partition, "error_code": e.code_of(error), "error_message": str(error)}
+    return {
+        "partition_index": partition,
+        "active_producers": [
+            {
+                "producer_id": producer_id,
+                "producer_epoch": producer.epoch,
+                "last_sequence": producer.batches[-1][1] if producer.batches else -1,
+                "current_txn_start_offset": undecided.get(producer_id, -1),
+            }
+            for producer_id, producer in known.items()
+        ],
+    }

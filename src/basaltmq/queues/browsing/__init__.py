@@ -1,0 +1,1 @@
+"""Reads the messages of a queue without leasing them."""

@@ -1,0 +1,1 @@
+"""Lifecycle events of messages, written to a topic."""

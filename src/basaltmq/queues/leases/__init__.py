@@ -1,0 +1,1 @@
+"""Leases: which consumer holds which messages, until when."""

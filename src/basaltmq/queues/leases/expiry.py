@@ -1,0 +1,105 @@
+"""Leases of all queues by expiry time: a heap in memory, filled page by page from the expiry index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
+from itertools import islice
+from typing import Final
+
+from basaltmq.errors import CorruptionError
+from basaltmq.queues.leases.table import FOREVER, LeaseCall, Tokens
+from basaltmq.queues.quarantine import Suspects
+from basaltmq.store.api import Store
+from basaltmq.store.families import Family
+from basaltmq.store.keys.queues import decode_lease_call_expiry_key, lease_expiry_bound
+
+HEAP_SLACK: Final = 1024
+"""Settled leases that may wait in the heap beside as many as are alive."""
+
+EXPIRY_PAGE: Final = 1024
+"""Leases of earlier boots read at once."""
+
+
+class LeaseExpiry:
+    """Leases of all queues by time."""
+
+    def __init__(self, store: Store, tokens: Tokens, suspects: Suspects) -> None:
+        self._store = store
+        self._suspects = suspects
+        self._tokens = tokens
+        self._heap: list[tuple[int, str, int]] = []
+        self._expires: dict[int, int] = {}
+        self._pages_from: bytes | None = b""
+        self._read_page()
+        self._end_endless()
+
+    def add(self, expires_ns: int, queue: str, token: int) -> None:
+        """Remember a lease, or that it has another expiry."""
+        if expires_ns == FOREVER:
+            self._expires.pop(token, None)
+            return
+        self._expires[token] = expires_ns
+        heappush(self._heap, (expires_ns, queue, token))
+        if len(self._heap) > 2 * len(self._expires) + HEAP_SLACK:
+            self._heap = [each for each in self._heap if self._expires.get(each[2]) == each[0]]
+            heapify(self._heap)
+
+    def expect(self, call: LeaseCall, queue: str) -> None:
+        """A queue was loaded with this lease; its row in the expiry index may have been lost."""
+        if not call.is_hold and self._expires.get(call.token) != call.expires_ns:
+            self.add(call.expires_ns, queue, call.token)
+
+    def remove(self, token: int) -> None:
+        """Forget a lease that is settled. Its place in the heap goes when it comes up, or when too many wait there."""
+        self._expires.pop(token, None)
+
+    def due(self, now_ns: int, count_max: int) -> list[tuple[int, str, int]]:
+        """Take up to `count_max` that are due (expiry, queue, token), the earliest first."""
+        found: list[tuple[int, str, int]] = []
+        while len(found) < count_max:
+            deadline = self.deadline_ns()
+            if deadline is None or deadline > now_ns:
+                break
+            if self._heap and self._heap[0][0] == deadline:
+                found.append(heappop(self._heap))
+                self._expires.pop(found[-1][2])
+            else:
+                self._read_page()
+        return found
+
+    def deadline_ns(self) -> int | None:
+        """When to come back: for the first lease known, or to read on."""
+        heap, expires = self._heap, self._expires
+        while heap and expires.get(heap[0][2]) != heap[0][0]:
+            heappop(heap)
+        first = heap[0][0] if heap else None
+        if self._pages_from:
+            page = int.from_bytes(self._pages_from[:8], "big")
+            return page if first is None else min(first, page)
+        return first
+
+    def _read_page(self) -> None:
+        """Take in the next leases of earlier boots."""
+        assert self._pages_from is not None
+        rows = self._store.scan(Family.LEASE_CALL_EXPIRY, self._pages_from, lease_expiry_bound(FOREVER))
+        keys = [key for key, _ in islice(rows, EXPIRY_PAGE + 1)]
+        for expires_ns, queue, token in self._left_over(keys[:EXPIRY_PAGE]):
+            self.add(expires_ns, queue, token)
+        self._pages_from = keys[EXPIRY_PAGE] if len(keys) > EXPIRY_PAGE else None
+
+    def _end_endless(self) -> None:
+        """Earlier versions wrote rows for holds too. Their consumers are gone, so what they held is due."""
+        rows = self._store.scan(Family.LEASE_CALL_EXPIRY, lease_expiry_bound(FOREVER))
+        for _, queue, token in self._left_over(key for key, _ in rows):
+            self.add(0, queue, token)
+
+    def _left_over(self, keys: Iterable[bytes]) -> Iterator[tuple[int, str, int]]:
+        for key in keys:
+            try:
+                expires_ns, queue, token = decode_lease_call_expiry_key(key)
+            except CorruptionError as error:
+                self._suspects.note(Family.LEASE_CALL_EXPIRY, key, b"", str(error))
+                continue
+            if not self._tokens.is_of_this_boot(token):
+                yield expires_ns, queue, token

@@ -1,0 +1,133 @@
+"""What happens to a message that was delivered and not done (SPEC C8, P5).
+
+A nack and the expiry of a lease take this same path: the attempt is counted, the queue's on_failure script asked, the
+limit of attempts is honoured, and the message is retried in its place, retried after a delay, or dead-lettered. What
+was counted is in the row before anybody can lease the message again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from basaltmq.queues.change import Change
+from basaltmq.queues.events.event import Kind
+from basaltmq.queues.lifecycle.dead_letters import ATTEMPTS, LAST_ERROR, REJECTED, bury
+from basaltmq.queues.lifecycle.delays import delay
+from basaltmq.queues.lifecycle.ttl import expire
+from basaltmq.queues.ready import rows
+from basaltmq.queues.ready.backing import RETURNED, SPILLED, TRANSIENT, Entry
+from basaltmq.queues.scripts.advice import on_failure
+from basaltmq.store.families import Family
+
+if TYPE_CHECKING:
+    from basaltmq.queues.queue import Queue
+
+ERROR_BYTES_MAX: Final = 1024
+"""Of a consumer's error text, kept in a header; enough for a message and a line."""
+
+LEASE_EXPIRED: Final = "the lease expired"
+
+_ATTEMPTS_MAX: Final = (1 << 32) - 1
+_MS: Final = 1_000_000
+
+
+def fail(
+    queue: Queue,
+    change: Change,
+    entries: Sequence[Entry],
+    error: str,
+    *,
+    delay_ms: int = 0,
+    reject: bool = False,
+) -> None:
+    """Messages that left their lease have failed. `reject`: do not try again, whatever limits and scripts say."""
+    queue.touch(change)
+    entries = queue.load_rows(entries, change)
+    as_they_were = [(entry, entry.row, entry.flags) for entry in entries]
+    change.undo(lambda: _restore(as_they_were))
+    queue.stats.failed += len(entries)
+    dead: list[Entry] = []
+    worn_out: list[Entry] = []
+    later: list[tuple[Entry, int]] = []
+    retried: list[Entry] = []
+    expired: list[Entry] = []
+    kept_error = error.encode(errors="replace")[:ERROR_BYTES_MAX].decode(errors="ignore")
+    attempts_max = _ATTEMPTS_MAX + 1 if queue.config.attempts_max is None else queue.config.attempts_max
+    limit = 2 * _ATTEMPTS_MAX if queue.config.delivery_limit is None else queue.config.delivery_limit
+    messages = [queue.open(entry) for entry in entries]
+    for message in messages:
+        message.attempts = min(message.attempts + 1, _ATTEMPTS_MAX)
+        if kept_error:
+            message.headers[LAST_ERROR] = kept_error
+    verdicts = on_failure(queue, messages, kept_error)
+    for entry, message in zip(entries, messages, strict=True):
+        entry.row = queue.reseal(entry, message)
+    kind = Kind.LAPSED if error is LEASE_EXPIRED else Kind.NACKED
+    queue.shared.events.note(change, kind, queue, entries, tried=True)
+    for entry, message, (is_dead, script_delay_ms) in zip(entries, messages, verdicts, strict=True):
+        wait_ms = delay_ms if script_delay_ms is None else script_delay_ms
+        if reject or is_dead:
+            dead.append(entry)
+        elif message.attempts >= attempts_max or message.attempts + rows.returns_of(entry.row) > limit:
+            worn_out.append(entry)
+        elif entry.expires_ns and entry.expires_ns <= change.now_ns:
+            expired.append(entry)
+        elif wait_ms > 0:
+            later.append((entry, change.now_ns + wait_ms * _MS))
+        else:
+            retried.append(entry)
+    if dead:
+        bury(queue, change, dead, REJECTED)
+    if worn_out:
+        bury(queue, change, worn_out, ATTEMPTS)
+    if expired:
+        expire(queue, change, expired)
+    if later:
+        queue.set_aside(change, [entry for entry, _ in later])
+        delay(queue, change, later)
+    if retried:
+        queue.has_returned = True
+        _put_changed(change, retried)
+        queue.backing.requeue(change, retried)
+        change.ready[queue.name] = None
+
+
+def count_returns(queue: Queue, change: Change, entries: list[Entry], limit: int) -> list[Entry]:
+    """Messages come back without having failed; those that may do so once more, with the count in their rows."""
+    entries = queue.load_rows(entries, change)
+    as_they_were = [(entry, entry.row, entry.flags) for entry in entries]
+    change.undo(lambda: _restore(as_they_were))
+    staying: list[Entry] = []
+    worn_out: list[Entry] = []
+    for entry in entries:
+        entry.row = rows.count_return(entry.row)
+        came_back = rows.returns_of(entry.row) + rows.attempts_of(entry.row)
+        (worn_out if came_back > limit else staying).append(entry)
+    if worn_out:
+        bury(queue, change, worn_out, ATTEMPTS)
+    _put_changed(change, staying)
+    return staying
+
+
+def _put_changed(change: Change, entries: Sequence[Entry]) -> None:
+    """Write rows that have changed; what was paged out for want of memory is in memory again."""
+    for entry in entries:
+        entry.flags |= RETURNED
+        if entry.flags & SPILLED:
+            change.batch.delete(Family.TRANSIENT, entry.key)
+            entry.flags &= ~SPILLED
+        if not entry.flags & TRANSIENT:
+            change.batch.put(Family.MESSAGES, entry.key, entry.row)
+
+
+def _restore(entries: Sequence[tuple[Entry, bytes, int]]) -> None:
+    for entry, row, flags in entries:
+        entry.row, entry.flags = row, flags
+
+
+def expire_lease(queue: Queue, change: Change, token: int) -> int:
+    """A lease ran out: its messages failed."""
+    entries = queue.take(change, token, None)
+    fail(queue, change, entries, LEASE_EXPIRED)
+    return len(entries)

@@ -1,0 +1,150 @@
+"""How much a queue may hold, and what happens beyond it (SPEC E7).
+
+Limits are about messages that are ready. `drop-head` lets the oldest go (to the dead-letter queue, if there is one) to
+make room; `reject-publish` refuses the call whole; `reject-publish-dlx` refuses it and dead-letters its messages. What
+comes from elsewhere (dead letters, delays, moves) is never refused: nobody is there to be told. A queue that drops its
+head is brought back to its limits right after.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from basaltmq.errors import QueueFullError
+from basaltmq.queues.change import Change
+from basaltmq.queues.config import Overflow
+from basaltmq.queues.lifecycle.dead_letters import LENGTH, bury
+from basaltmq.queues.ready.backing import Entry
+
+if TYPE_CHECKING:
+    from basaltmq.queues.queue import Queue
+
+DROP_MAX: Final = 200
+"""Messages dropped in one batch when a queue is brought back to its limits: 2 ms of work, 20 ms if an exchange
+dead-letters them."""
+
+
+def let_in(
+    queue: Queue,
+    change: Change,
+    entries: list[Entry],
+    *,
+    promised: bool = False,
+    turned_away: set[bytes] | None = None,
+) -> list[Entry]:
+    """Make room for messages that come in, or refuse them (not those that were promised); those that stay.
+
+    With `turned_away` each message that there is no room for is refused alone, and its id told there.
+    """
+    count = len(queue) + len(entries)
+    size_bytes = queue.ready_bytes() + sum(e.size_bytes for e in entries)
+    if not _is_over(queue, count, size_bytes):
+        return entries
+    if queue.config.overflow is Overflow.DROP_HEAD:
+        return _drop(queue, change, count, size_bytes, entries)
+    if promised:
+        return entries
+    if turned_away is not None:
+        return _turn_away(queue, change, entries, turned_away)
+    refusal = _refusal(queue)
+    if queue.config.overflow is Overflow.REJECT_PUBLISH:
+        raise refusal
+    change.refusal = refusal
+    queue.count(entries, 1)
+    bury(queue, change, entries, LENGTH)
+    return []
+
+
+def _turn_away(queue: Queue, change: Change, entries: list[Entry], turned_away: set[bytes]) -> list[Entry]:
+    """Let in what there is room for, in its order."""
+    count, size_bytes = len(queue), queue.ready_bytes()
+    staying: list[Entry] = []
+    refused: list[Entry] = []
+    for entry in entries:
+        if _is_over(queue, count + 1, size_bytes + entry.size_bytes):
+            refused.append(entry)
+        else:
+            staying.append(entry)
+            count += 1
+            size_bytes += entry.size_bytes
+    turned_away.update(entry.key[-16:] for entry in refused)
+    if queue.config.overflow is Overflow.REJECT_PUBLISH:
+        queue.unmake(change, refused)
+    else:
+        queue.count(refused, 1)
+        bury(queue, change, refused, LENGTH)
+    return staying
+
+
+def require_room(queue: Queue, count: int, size_bytes: int) -> None:
+    """Refuse messages before they are made, if the queue would not let so many in; dropping its head is no refusal."""
+    is_over = _is_over(queue, len(queue) + count, queue.ready_bytes() + size_bytes)
+    if is_over and queue.config.overflow is not Overflow.DROP_HEAD:
+        raise _refusal(queue)
+
+
+def _refusal(queue: Queue) -> QueueFullError:
+    return QueueFullError(
+        f"queue {queue.name!r} is full: {len(queue)} messages of {queue.ready_bytes()} bytes are ready, its limits are "
+        f"{_shown(queue.config.length_max)} messages and {_shown(queue.config.bytes_max)} bytes; consume, or raise them"
+    )
+
+
+def _shown(limit: int | None) -> str:
+    return "any number of" if limit is None else str(limit)
+
+
+def _is_over(queue: Queue, count: int, size_bytes: int) -> bool:
+    length_max, bytes_max = queue.config.length_max, queue.config.bytes_max
+    return (length_max is not None and count > length_max) or (bytes_max is not None and size_bytes > bytes_max)
+
+
+def _drop(queue: Queue, change: Change, count: int, size_bytes: int, incoming: list[Entry]) -> list[Entry]:
+    """Drop from the head, then from what comes in, until the limits hold."""
+    queue.settle_down(change.now_ns)
+    dropped: list[Entry] = []
+    while _is_over(queue, count, size_bytes):
+        excess = 1 if queue.config.length_max is None else max(1, count - queue.config.length_max)
+        fetched = queue.backing.fetch(excess)
+        if not fetched:
+            break
+        dropped += fetched
+        count -= len(fetched)
+        size_bytes -= sum(e.size_bytes for e in fetched)
+    if dropped:
+        change.undo(lambda: queue.backing.put_back(dropped))
+        bury(queue, change, dropped, LENGTH)
+    if count > len(incoming) and _is_over(queue, count, size_bytes):
+        # The head came earlier in this same change and can be dropped when that is written.
+        change.after(lambda: queue.shared.check_limits(queue.name))
+        return incoming
+    first = 0
+    while first < len(incoming) and _is_over(queue, count, size_bytes):
+        count -= 1
+        size_bytes -= incoming[first].size_bytes
+        first += 1
+    if first:
+        queue.count(incoming[:first], 1)
+        bury(queue, change, incoming[:first], LENGTH)
+    return incoming[first:]
+
+
+def bring_back(queue: Queue, change: Change) -> bool:
+    """Bring a queue that drops its head back to its limits; True if it is not there yet."""
+    if queue.config.overflow is not Overflow.DROP_HEAD or not _is_over(queue, len(queue), queue.ready_bytes()):
+        return False
+    queue.settle_down(change.now_ns)
+    count, size_bytes = len(queue), queue.ready_bytes()
+    dropped: list[Entry] = []
+    while _is_over(queue, count, size_bytes) and len(dropped) < DROP_MAX:
+        fetched = queue.backing.fetch(1)
+        if not fetched:
+            break
+        dropped += fetched
+        count -= 1
+        size_bytes -= fetched[0].size_bytes
+    if not dropped:
+        return False
+    change.undo(lambda: queue.backing.put_back(dropped))
+    bury(queue, change, dropped, LENGTH)
+    return _is_over(queue, count, size_bytes)

@@ -1,0 +1,114 @@
+"""Moving messages between queues: all of one to another, or dead letters back to where they came from (SPEC C9).
+
+Messages are looked at page by page in key order, so a queue of any length is moved in bounded memory, and a filter that
+takes none of ten million changes nothing. Each page is one batch: a message is in one queue or in the other. A moved
+message keeps its id and body and has no attempts; a redriven one loses its history too, so that it may die again.
+
+With a rate, messages are not moved as time goes by: they all go at once, each delayed until its turn. So a redrive is
+over when it returns, survives a crash, and needs nobody to drive it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from basaltmq.errors import InvalidArgumentError
+from basaltmq.queues.change import Change
+from basaltmq.queues.lifecycle.dead_letters import FIRST_QUEUE, HISTORY, LAST_ERROR, settle_in
+from basaltmq.queues.lifecycle.delays import delay
+from basaltmq.queues.message import Message
+from basaltmq.queues.ready.backing import APART, Entry
+
+if TYPE_CHECKING:
+    from basaltmq.queues.queue import Queue
+
+PAGE: Final = 500
+"""Messages looked at, and at most moved, in one batch."""
+
+Wanted: TypeAlias = Callable[[Message], bool]
+DueNs: TypeAlias = Callable[[int], int]
+"""When the i-th message of a redrive is ready."""
+
+
+class Page:
+    """What one step found: how many moved, and where to go on (None at the end)."""
+
+    __slots__ = ("after", "moved")
+
+    def __init__(self, moved: int, after: bytes | None) -> None:
+        self.moved = moved
+        self.after = after
+
+
+def move_page(
+    source: Queue,
+    change: Change,
+    after: bytes,
+    count: int,
+    until_ns: int,
+    target_of: Callable[[Message], Queue | None],
+    wanted: Wanted | None,
+    due_ns: DueNs | None = None,
+    stamp: Mapping[str, str] | None = None,
+) -> Page:
+    """Move up to `count` messages of the page behind the key `after`, none with a place above `until_ns`.
+
+    They get the headers of `stamp`, so that whoever sees them later knows which operation it was.
+    """
+    source.settle_down(change.now_ns)
+    page = source.backing.browse(after, PAGE)
+    groups: dict[Queue, list[tuple[Entry, Message]]] = {}
+    moved = 0
+    last = after
+    until = until_ns.to_bytes(8, "big")
+    is_last = len(page) < PAGE
+    for entry in page:
+        if moved == count:
+            break
+        if entry.key[-24:-16] > until:
+            # Came in since the operation began, like all behind it in its sub-queue.
+            last = entry.key[:-24] + b"\xff" * 24
+            is_last = False
+            break
+        last = entry.key
+        message = source.open(entry)
+        if wanted is not None:
+            bodies = source.bodies(change, [entry] if entry.flags & APART else [])
+            if entry.flags & APART and entry.key not in bodies:
+                continue
+            if not change.of_caller(wanted, source.open(entry, bodies.get(entry.key))):
+                continue
+        target = target_of(message)
+        if target is None:
+            continue
+        if target is source:
+            raise InvalidArgumentError(f"queue {source.name!r} cannot be moved to itself")
+        for header in (HISTORY, FIRST_QUEUE, LAST_ERROR):
+            message.headers.pop(header, None)
+        message.headers.update(stamp or {})
+        groups.setdefault(target, []).append((entry, message))
+        moved += 1
+    at = 0
+    for target, moving in groups.items():
+        source.touch(change)
+        source.remove(change, [entry for entry, _ in moving], keep_bodies=True)
+        _arrive(target, change, moving, at, due_ns)
+        at += len(moving)
+    return Page(moved, None if is_last and moved < count else last)
+
+
+def _arrive(
+    target: Queue, change: Change, moving: Sequence[tuple[Entry, Message]], first: int, due_ns: DueNs | None
+) -> None:
+    entries = settle_in(target, change, moving)
+    if due_ns is None:
+        target.admit(change, entries)
+    else:
+        delay(target, change, [(entry, due_ns(first + index)) for index, entry in enumerate(entries)])
+    change.after(lambda: target.shared.check_limits(target.name))
+
+
+def origin_of(message: Message) -> str | None:
+    """The queue a dead letter came from."""
+    return message.headers.get(FIRST_QUEUE)

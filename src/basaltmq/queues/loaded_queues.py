@@ -1,0 +1,346 @@
+"""The queues that are in memory: loaded when somebody uses them, let go when others need the room.
+
+A queue in memory is a cache of its rows. Up to `loaded_max` are kept, the least recently used go, if nobody waits at
+them and none of their leases is in memory only. Transient messages that wait go to disk as they do when memory is full,
+into the family that is wiped at open, and their count with them. So an idle queue costs disk, not memory. Not
+thread-safe: the plane's lock is around every call.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from typing import Final
+
+from basaltmq.errors import (
+    BasaltError,
+    CorruptionError,
+    QueueFailedError,
+    QueueNotFoundError,
+    ScriptError,
+    StoreStalledError,
+)
+from basaltmq.queues.change import Change
+from basaltmq.queues.config import QueueConfig, decode_config, default_row, encode_config
+from basaltmq.queues.leases.prepared import is_held
+from basaltmq.queues.leases.table import Leases
+from basaltmq.queues.lifecycle import timers
+from basaltmq.queues.queue import MS, Queue, Shared
+from basaltmq.queues.ready.backing import BackingQueue
+from basaltmq.queues.ready.fair_queue import FairQueue, sub_queues_on_disk
+from basaltmq.queues.ready.paging_queue import SPILL_WAIT_MS
+from basaltmq.queues.ready.priority_queue import PriorityQueue
+from basaltmq.queues.recovery.failed import FailedQueues
+from basaltmq.queues.recovery.recount import counted
+from basaltmq.queues.runtime_config import RuntimeConfig
+from basaltmq.queues.scripts.hooks import QueueHooks
+from basaltmq.queues.stats import QueueStats
+from basaltmq.queues.waiters import Waiters
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+from basaltmq.store.keys.queues import (
+    decode_queue_key,
+    lp,
+    prefix_range,
+    queue_key,
+    queue_stats_key,
+    transient_counts_key,
+)
+
+LOADED_MAX: Final = 4096
+"""Queues kept in memory: about 4 KiB each while idle."""
+
+EVICT_LOOK_MAX: Final = 16
+"""Queues looked at per operation to find one that can be let go."""
+
+_log = logging.getLogger("basaltmq")
+
+
+class LoadedQueues:
+    """Queues by name, the least recently used first."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        waiters: Waiters,
+        settings: RuntimeConfig,
+        clock_ns: Callable[[], int],
+        loaded_max: int = LOADED_MAX,
+    ) -> None:
+        self._shared = shared
+        self._store = shared.store
+        self._waiters = waiters
+        self._settings = settings
+        self._clock_ns = clock_ns
+        self._loaded_max = loaded_max
+        self._queues: OrderedDict[str, Queue] = OrderedDict()
+        self.failures = FailedQueues()
+        self._has_paged_out = False
+        """Whether a queue was ever let go with transient messages."""
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def __iter__(self) -> Iterator[Queue]:
+        return iter(list(self._queues.values()))
+
+    def peek(self, name: str) -> Queue | None:
+        """The queue if it is in memory, without using it."""
+        return self._queues.get(name)
+
+    def config(self, name: str) -> QueueConfig | None:
+        """The configuration of a queue, None if there is no such queue; nothing is loaded."""
+        queue = self._queues.get(name)
+        if queue is not None:
+            return queue.config
+        key = queue_key(name)
+        row = self._store.get(Family.QUEUES, key)
+        return None if row is None else self._read_config(key, row)
+
+    def configs(self, after: str, count: int) -> list[QueueConfig]:
+        """Configurations in the order of their names, from behind `after`."""
+        rows = self._store.scan(Family.QUEUES, queue_key(after) + b"\0" if after else b"")
+        found = (self._read_config(key, row) for key, row in rows)
+        return list(islice((config for config in found if config is not None), count))
+
+    def _read_config(self, key: bytes, row: bytes) -> QueueConfig | None:
+        """The configuration in a row. One that cannot be read is replaced by the defaults: the messages of the queue
+        must not be out of reach. None if the key is no name."""
+        try:
+            return decode_config(decode_queue_key(key), row)
+        except CorruptionError as error:
+            default = default_row(key)
+            self._shared.quarantine.note(Family.QUEUES, key, row, str(error), replacement=default)
+            return None if default is None else decode_config(key.decode(), default)
+
+    def require(self, name: str) -> Queue:
+        """The queue of this name, loaded."""
+        queue = self._queues.get(name)
+        if queue is not None:
+            self._queues.move_to_end(name)
+            return queue
+        config = self.config(name)
+        if config is None:
+            raise QueueNotFoundError(f"there is no queue {name!r}; create it first")
+        self.failures.require_up(name)
+        try:
+            queue = self._queues[name] = self._load(config)
+        except BasaltError:
+            raise
+        except Exception as error:
+            raise self.fail(name, error) from error
+        return queue
+
+    def _load(self, config: QueueConfig) -> Queue:
+        name, shared = config.name, self._shared
+        stats = self._stats(name)
+        counts = self._store.get(Family.TRANSIENT, transient_counts_key(name)) if self._has_paged_out else None
+        if counts is not None:
+            stats.restore_transient(name, counts)
+        last_ns = shared.places.last_ns
+        leases = Leases.load(
+            self._store, name, shared.quarantine, stats.returned_ns, last_ns, is_orphan=shared.is_orphan
+        )
+        for call in leases.calls():
+            if not is_held(call):
+                shared.lease_expiry.expect(call, name)
+        queue = self._assemble(config, stats, leases)
+        queue.has_transient_row = counts is not None
+        return queue
+
+    def _stats(self, name: str) -> QueueStats:
+        """The counts of a queue; those that are missing or damaged are made again from its rows."""
+        key = queue_stats_key(name)
+        row = self._store.get(Family.QUEUE_STATS, key)
+        if row is not None:
+            try:
+                return QueueStats.decode(name, row)
+            except CorruptionError as error:
+                reason = str(error)
+        else:
+            reason = f"the counts of queue {name!r} are missing"
+        quarantine = self._shared.quarantine
+        stats = counted(self._store, name, quarantine)
+        # What was delivered before is not known.
+        stats.returned_ns = self._shared.places.last_ns
+        quarantine.note(Family.QUEUE_STATS, key, row, reason, replacement=stats.encode())
+        return stats
+
+    def fail(self, name: str, error: Exception) -> QueueFailedError:
+        """An unexpected error hit a queue: let it go as after a crash, to be read again; what callers are told."""
+        told = self.failures.add(name, error, self._clock_ns())
+        self._discard(name)
+        return told
+
+    def _discard(self, name: str) -> None:
+        """Let a queue go whose memory is in doubt."""
+        queue = self._queues.pop(name, None)
+        if queue is None:
+            return
+        queue.account.charge(-queue.account.used_bytes)
+        self._shared.parked.pop(name, None)
+        if queue.hooks is not None:
+            queue.hooks.release()
+        batch = Batch()
+        start, end = prefix_range(lp(name))
+        assert end is not None, "a length-prefixed name is never all 0xff"
+        batch.delete_range(Family.TRANSIENT, start, end)
+        with suppress(BasaltError):
+            if self.config(name) is not None:
+                stats = self._stats(name)
+                stats.returned_ns = self._shared.places.last_ns
+                batch.put(Family.QUEUE_STATS, queue_stats_key(name), stats.encode())
+            self._store.write(batch)
+
+    def take_down(self, name: str) -> None:
+        """Let a queue go, and refuse operations on it until `bring_up`."""
+        if self.config(name) is None:
+            raise QueueNotFoundError(f"there is no queue {name!r}; create it first")
+        self._discard(name)
+        self.failures.take_down(name, "it is being restarted")
+
+    def bring_up(self, change: Change, name: str, stats: QueueStats) -> None:
+        """Serve a queue again that is down."""
+        stats.returned_ns = self._shared.places.last_ns
+        change.batch.put(Family.QUEUE_STATS, queue_stats_key(name), stats.encode())
+        change.ready[name] = None
+        self.failures.forget(name)
+
+    def counts_on_disk(self, name: str) -> QueueStats | None:
+        """The counts of a queue as its row has them; None if it has none that can be read."""
+        row = self._store.get(Family.QUEUE_STATS, queue_stats_key(name))
+        with suppress(CorruptionError):
+            return None if row is None else QueueStats.decode(name, row)
+        return None
+
+    def make(self, change: Change, config: QueueConfig) -> Queue:
+        """Make a queue in a change."""
+        name = config.name
+        stats = QueueStats()
+        stats.floor_ns = self._shared.reclaim.floor_ns(name)
+        change.batch.put(Family.QUEUES, queue_key(name), encode_config(config))
+        change.batch.put(Family.QUEUE_STATS, queue_stats_key(name), stats.encode())
+        self.arm_unused(change, config)
+        queue = self._queues[name] = self._assemble(config, stats, Leases(name))
+        change.undo(lambda: self.unload(name))
+        return queue
+
+    def find_or_make(self, change: Change, name: str) -> Queue:
+        return self.make(change, QueueConfig(name=name)) if self.config(name) is None else self.require(name)
+
+    def arm_unused(self, change: Change, config: QueueConfig) -> None:
+        """Look later whether the queue is unused, if it is one that goes then."""
+        if config.expires_ms is not None:
+            self._shared.timers.set(change, change.now_ns + config.expires_ms * MS, timers.UNUSED, config.name)
+
+    def hooks(self, config: QueueConfig) -> QueueHooks | None:
+        """The scripts of a queue, compiled; ScriptError if they do not."""
+        if config.on_enqueue_script is None and config.on_failure_script is None:
+            return None
+        return QueueHooks(
+            config.name,
+            on_enqueue=config.on_enqueue_script,
+            on_failure=config.on_failure_script,
+            clock_ns=self._clock_ns,
+            read_state=self._settings.for_scripts,
+            budget=self._shared.script_budget,
+        )
+
+    def _assemble(self, config: QueueConfig, stats: QueueStats, leases: Leases) -> Queue:
+        shared, name = self._shared, config.name
+        account = shared.budget.account()
+        floor = stats.floor_ns.to_bytes(8, "big") if stats.floor_ns else b""
+        spilled = stats.transient > 0
+        discover = None
+        if stats.depth():
+            discover = partial(sub_queues_on_disk, self._store, name, shared.quarantine, floor, spilled=spilled)
+
+        def fair(discover: Callable[[], Iterator[tuple[str, bytes]]] | None = None) -> FairQueue:
+            return FairQueue(
+                self._store,
+                name,
+                account,
+                shared.paging,
+                leases,
+                shared.quarantine,
+                discover,
+                floor,
+                spilled=spilled,
+            )
+
+        backing: BackingQueue = PriorityQueue(name, fair, discover) if config.priorities_max else fair(discover)
+        queue = Queue(shared, config, stats, leases, backing, account, self._clock_ns())
+        try:
+            queue.hooks = self.hooks(config)
+        except ScriptError as error:
+            # Refused where a queue is made or altered; one found on disk must not keep its messages out of reach.
+            _log.error("a script of queue %r cannot be used, defaults apply: %s", name, error)
+        return queue
+
+    def unload(self, name: str) -> None:
+        """Let a queue go; what is in memory only is lost."""
+        queue = self._queues.pop(name, None)
+        if queue is not None:
+            queue.backing.purge()
+            if queue.hooks is not None:
+                queue.hooks.release()
+
+    def save_all(self, batch: Batch) -> None:
+        """Add what all queues have that memory alone knows and that is to outlive it."""
+        for queue in self._queues.values():
+            queue.leases.forget_holds()
+            queue.save(batch)
+
+    def clear(self) -> None:
+        self._queues.clear()
+
+    def evict(self) -> None:
+        """Give memory back that is over the limits, a few queues per call."""
+        over_budget = self._shared.budget.room_bytes() < 0
+        if len(self._queues) <= self._loaded_max and not over_budget:
+            return
+        latest = next(reversed(self._queues), None)
+        for name in list(islice(self._queues, EVICT_LOOK_MAX)):
+            queue = self._queues[name]
+            if over_budget and queue.account.used_bytes and name != latest:
+                queue.backing.shrink()
+                over_budget = self._shared.budget.room_bytes() < 0
+            if len(self._queues) > self._loaded_max:
+                if queue.leases.has_memory_only() or name in self._waiters or not self._page_out(queue):
+                    self._queues.move_to_end(name)
+                else:
+                    self.unload(name)
+
+    def _page_out(self, queue: Queue) -> bool:
+        """Have all of a queue on disk; False if the store does not take its transient messages just then."""
+        if not queue.stats.transient:
+            self._save(queue)
+            return True
+        queue.settle_down(queue.used_ns)
+        queue.backing.shrink()
+        if queue.backing.resident_len():
+            return False
+        self._save(queue)
+        batch = Batch()
+        batch.put(Family.TRANSIENT, transient_counts_key(queue.name), queue.stats.encode_transient())
+        try:
+            self._store.write(batch, wal=False, wait_ms=SPILL_WAIT_MS)
+        except StoreStalledError:
+            return False
+        self._has_paged_out = queue.has_transient_row = True
+        return True
+
+    def _save(self, queue: Queue) -> None:
+        """Write what of a queue's counts was not worth a write of its own."""
+        batch = Batch()
+        queue.save(batch)
+        try:
+            if batch:
+                self._store.write(batch)
+        except BaseException:
+            queue.has_unsaved = True
+            raise

@@ -1,0 +1,1 @@
+"""Damage of queues: failed queues, recounts, row checks, and mending after a repair."""

@@ -1,0 +1,406 @@
+"""The rows of the queues brought in line with each other, after a repair that could not read all of them.
+
+    messages, delayed      a message whose body is lost is removed; one of a queue whose configuration is lost gets its
+                           queue back, with default settings; one of a queue that was deleted goes
+    bodies, content_refs   bodies of no message go; references are made what the messages say
+    leases, branches       what cannot be read goes; expiry rows are made again
+    expiry, timers, dedup  index rows are made again from what they index
+    queue_stats            counted; totals stay as they were
+    version rows           the last place, the boot number of lease tokens
+
+A message that is named somewhere and has no row is told by its id. Everything removed here is still in the damaged
+database, in quarantine. Memory is a few dozen bytes per body that is kept apart. Nothing else may use the store.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from struct import Struct
+from typing import Final
+
+from msgspec import DecodeError
+
+from basaltmq.errors import BasaltError, CorruptionError
+from basaltmq.queues.boot import PLACE_ROW, encode_place
+from basaltmq.queues.config import QueueConfig, decode_config, encode_config
+from basaltmq.queues.lease import decode_lease
+from basaltmq.queues.leases.prepared import HELD
+from basaltmq.queues.leases.table import BOOT_ROW, FOREVER, TOKEN_COUNT_BITS, encode_boot
+from basaltmq.queues.lifecycle import timers
+from basaltmq.queues.lifecycle.reclaim import encode_floor
+from basaltmq.queues.ready import rows
+from basaltmq.queues.ready.backing import APART, SHARED, TIMED, Entry
+from basaltmq.queues.stats import DURABLE_FIELDS, FIELDS, QueueStats
+from basaltmq.queues.storage import CONTENT, FAMILIES, VERSION
+from basaltmq.queues.transactions.branches import decode_branch, decode_draft, encode_branch
+from basaltmq.store.api import Store
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
+from basaltmq.store.salvage.losses import Losses
+from basaltmq.store.salvage.naming import SHOWN_MAX, Loss
+from basaltmq.store.versions import put_version, read_version
+
+BATCH_ROWS: Final = 1000
+"""Rows changed in one write."""
+
+BOOTS_SKIPPED: Final = 1 << 16
+"""Added to the boot number of lease tokens when the row that had it is lost: tokens of boots that nothing tells of any
+more must stay below. There are 2^24."""
+
+_U64: Final = Struct(">Q")
+_PLACE_BYTES: Final = 24
+_ANY_SIZE: Final = -1
+
+
+def mend_queues(store: Store, losses: Losses, now_ns: int) -> list[Loss]:
+    """Bring the rows of the queues in line; what that cost."""
+    mending = _Mending(store, losses, now_ns)
+    mending.run()
+    return mending.found
+
+
+class _Mending:
+    """One pass."""
+
+    def __init__(self, store: Store, losses: Losses, now_ns: int) -> None:
+        self._store = store
+        self._losses = losses
+        self._now_ns = now_ns
+        self._batch = Batch()
+        self.found: list[Loss] = []
+        self._configs: dict[str, QueueConfig] = {}
+        self._floors: dict[str, int] = {}
+        self._old: dict[str, QueueStats] = {}
+        self._counts: dict[str, QueueStats] = {}
+        self._bodies: dict[bytes, int] = {}
+        """Sizes of the bodies apart that are there."""
+        self._wanted: set[bytes] = set()
+        """Bodies that a message or a draft has."""
+        self._references: set[bytes] = set()
+        self._last_place_ns = 0
+        self._last_token = 0
+        self._bodiless: dict[str, list[str]] = {}
+        self._gone: Counter[str] = Counter()
+        self._timers: set[bytes] = set()
+
+    def run(self) -> None:
+        self._read_queues()
+        for key, body in self._store.scan(Family.BODIES):
+            self._bodies[key] = len(body)
+        self._messages(Family.MESSAGES)
+        self._messages(Family.DELAYED)
+        self._drafts()
+        self._content()
+        self._leases()
+        self._dedup()
+        self._stats()
+        self._versions()
+        self._flush()
+        self._tell()
+
+    def _read_queues(self) -> None:
+        for key, row in self._store.scan(Family.QUEUES):
+            name = keys.decode_queue_key(key)
+            try:
+                self._configs[name] = decode_config(name, row)
+            except BasaltError as error:
+                self._restore_config(name, str(error))
+        for key, row in self._store.scan(Family.DELETED_QUEUES):
+            name = keys.decode_deleted_queue_key(key)
+            if len(row) == _U64.size:
+                self._floors[name] = int(_U64.unpack(row)[0])
+            else:
+                self._delete(Family.DELETED_QUEUES, key)
+        for key, row in self._store.scan(Family.QUEUE_STATS):
+            name = keys.decode_queue_stats_key(key)
+            try:
+                self._old[name] = QueueStats.decode(name, row)
+            except CorruptionError:
+                self._delete(Family.QUEUE_STATS, key)
+                continue
+            if name not in self._configs and self._losses.may_cover(Family.QUEUES, keys.queue_key(name)):
+                self._restore_config(name, "its configuration is lost")
+            if self._losses.hit(Family.DELETED_QUEUES) and name not in self._floors and self._old[name].floor_ns:
+                # Rows below the floor of a queue are of an earlier one of its name.
+                self._floors[name] = self._old[name].floor_ns
+                self._put(Family.DELETED_QUEUES, keys.deleted_queue_key(name), encode_floor(self._floors[name]))
+
+    def _restore_config(self, name: str, why: str) -> None:
+        config = self._configs[name] = QueueConfig(name=name)
+        self._put(Family.QUEUES, keys.queue_key(name), encode_config(config))
+        text = f"{why}; it has default settings now, set them again"
+        self.found.append(Loss(subject=f"queue {name!r}", text=text, family=Family.QUEUES.label, queues=[name]))
+
+    def _messages(self, family: Family) -> None:
+        is_delayed = family is Family.DELAYED
+        indexes = self._losses.hit(Family.MESSAGE_EXPIRY)
+        timing = self._losses.hit(Family.TIMERS)
+        for key, row in self._store.scan(family):
+            try:
+                message_key, due_ns = keys.message_of(key) if is_delayed else (key, 0)
+                queue, _, place_ns, message_id = keys.decode_message_key(message_key)
+                entry = rows.read_entry(message_key, row)
+            except (BasaltError, UnicodeDecodeError):
+                # A row that is damaged in a block that is not: the queues themselves put it aside.
+                continue
+            self._last_place_ns = max(self._last_place_ns, place_ns)
+            if not self._is_of_queue(queue, place_ns):
+                if place_ns >= self._floors.get(queue, 0):
+                    self._gone[queue] += 1
+                    self._delete(family, key)
+                elif entry.flags & APART:
+                    self._want(entry)
+                continue
+            if entry.flags & APART and self._bodies.get(keys.body_key(rows.body_of(row))) != entry.size_bytes:
+                self._bodiless.setdefault(queue, []).append(message_id.hex())
+                self._delete(family, key)
+                continue
+            self._count(queue, entry, is_delayed)
+            self._want(entry)
+            if entry.flags & TIMED and indexes:
+                self._ensure(Family.MESSAGE_EXPIRY, keys.timed_of(message_key, entry.expires_ns))
+            if timing and entry.expires_ns:
+                self._timer(entry.expires_ns, timers.EXPIRY, queue)
+            if timing and is_delayed:
+                self._timer(due_ns, timers.DELAYED, queue)
+
+    def _is_of_queue(self, queue: str, place_ns: int) -> bool:
+        """Whether a row belongs to a queue that is there. The configuration of one that was lost is made again."""
+        if queue not in self._configs:
+            if place_ns < self._floors.get(queue, 0):
+                return False
+            if not self._losses.may_cover(Family.QUEUES, keys.queue_key(queue)):
+                return False
+            self._restore_config(queue, "its configuration is lost")
+        old = self._old.get(queue)
+        return place_ns >= max(self._floors.get(queue, 0), 0 if old is None else old.floor_ns)
+
+    def _want(self, entry: Entry) -> None:
+        if entry.flags & APART:
+            body_id = rows.body_of(entry.row)
+            self._wanted.add(keys.body_key(body_id))
+            if entry.flags & SHARED:
+                self._references.add(keys.content_ref_key(body_id, entry.key[-16:]))
+
+    def _count(self, queue: str, entry: Entry, is_delayed: bool) -> None:
+        stats = self._counts.get(queue)
+        if stats is None:
+            stats = self._counts[queue] = QueueStats()
+        if is_delayed:
+            stats.delayed += 1
+            stats.delayed_bytes += entry.size_bytes
+        else:
+            stats.messages += 1
+            stats.size_bytes += entry.size_bytes
+        stats.apart += bool(entry.flags & APART)
+
+    def _timer(self, due_ns: int, kind: bytes, queue: str) -> None:
+        key = keys.timer_key(due_ns + -due_ns % timers.ROUND_NS, kind, queue)
+        if key not in self._timers:
+            if len(self._timers) >= BATCH_ROWS:
+                self._timers.clear()
+            self._timers.add(key)
+            self._ensure(Family.TIMERS, key)
+
+    def _drafts(self) -> None:
+        """Prepared branches, and what they are to enqueue."""
+        found: Counter[bytes] = Counter()
+        lost: Counter[bytes] = Counter()
+        for key, raw in self._store.scan(Family.BRANCH_DRAFTS):
+            xid = key[:-8]
+            try:
+                draft = decode_draft(raw)
+            except (DecodeError, ValueError, CorruptionError):
+                lost[xid] += 1
+                self._delete(Family.BRANCH_DRAFTS, key)
+                continue
+            body = keys.body_key(draft.body_id)
+            is_known = self._store.get(Family.QUEUE_BRANCHES, xid) is not None
+            if not is_known or (draft.body_id != rows.NO_BODY and body not in self._bodies):
+                lost[xid] += 1
+                self._delete(Family.BRANCH_DRAFTS, key)
+                continue
+            found[xid] += 1
+            if draft.body_id != rows.NO_BODY:
+                self._wanted.add(body)
+                self._references.add(keys.content_ref_key(draft.body_id, draft.body_id))
+        for key, raw in self._store.scan(Family.QUEUE_BRANCHES):
+            try:
+                row = decode_branch(key, raw)
+            except CorruptionError as error:
+                self._tell_branch(key, str(error))
+                self._delete(Family.QUEUE_BRANCHES, key)
+                continue
+            lost.pop(key, None)
+            if row.drafts != found[key]:
+                self._tell_branch(key, f"{row.drafts - found[key]} of its {row.drafts} messages are lost")
+                self._put(Family.QUEUE_BRANCHES, key, encode_branch(row._replace(drafts=found[key])))
+        for key, count in lost.items():
+            self._tell_branch(key, f"its record is lost; the {count} messages it was to enqueue were removed")
+
+    def _tell_branch(self, key: bytes, text: str) -> None:
+        self.found.append(
+            Loss(subject=f"prepared branch {key.hex()}", text=text, family=Family.QUEUE_BRANCHES.label, ids=[key.hex()])
+        )
+
+    def _content(self) -> None:
+        """Bodies and references as the messages call for them."""
+        orphans = [key for key in self._bodies if key not in self._wanted]
+        for key in orphans:
+            self._delete(Family.BODIES, key)
+        if orphans and self._losses.hit(Family.MESSAGES, Family.DELAYED):
+            self._tell_ids("bodies of lost messages", "removed, because their messages are lost", orphans)
+        strays: list[bytes] = []
+        for key, _ in self._store.scan(Family.CONTENT_REFS):
+            if key in self._references:
+                self._references.discard(key)
+            else:
+                strays.append(keys.decode_content_ref_key(key)[1])
+                self._delete(Family.CONTENT_REFS, key)
+        for key in self._references:
+            self._put(Family.CONTENT_REFS, key, b"")
+        bodiless = {message_id for ids in self._bodiless.values() for message_id in ids}
+        strays = [message_id for message_id in strays if message_id.hex() not in bodiless]
+        if strays and self._losses.hit(Family.MESSAGES, Family.DELAYED):
+            self._tell_ids("messages with a shared body", "lost, unless they were acknowledged", strays)
+
+    def _tell_ids(self, subject: str, text: str, ids: list[bytes]) -> None:
+        named = [each.hex() for each in ids]
+        self.found.append(
+            Loss(subject=subject, text=f"{len(named)} {text}: {_shown(named)}", family=Family.MESSAGES.label, ids=named)
+        )
+
+    def _leases(self) -> None:
+        wanted: set[bytes] = set()
+        for key, row in self._store.scan(Family.LEASE_CALLS):
+            try:
+                queue, token = keys.decode_lease_call_key(key)
+                lease = decode_lease(queue, token, row)
+            except (BasaltError, UnicodeDecodeError):
+                self._delete(Family.LEASE_CALLS, key)
+                continue
+            self._last_token = max(self._last_token, token)
+            if queue not in self._configs:
+                self._delete(Family.LEASE_CALLS, key)
+                continue
+            if lease.expires_ns not in (HELD, FOREVER):
+                wanted.add(keys.lease_call_expiry_key(lease.expires_ns, queue, token))
+            self._tell_leased(queue, [each for each in lease.message_keys if self._is_in_gap(each)])
+        for key, _ in self._store.scan(Family.LEASE_CALL_EXPIRY):
+            if key in wanted:
+                wanted.discard(key)
+            elif self._losses.hit(Family.LEASE_CALLS):
+                self._delete(Family.LEASE_CALL_EXPIRY, key)
+        for key in wanted:
+            self._put(Family.LEASE_CALL_EXPIRY, key, b"")
+
+    def _is_in_gap(self, message_key: bytes) -> bool:
+        label = Family.MESSAGES.label
+        is_lost = any(gap.family == label and gap.covers(message_key) for gap in self._losses.gaps)
+        return is_lost and self._store.get(Family.MESSAGES, message_key) is None
+
+    def _tell_leased(self, queue: str, message_keys: list[bytes]) -> None:
+        if message_keys:
+            ids = [key[-16:].hex() for key in message_keys]
+            text = f"{len(ids)} leased messages are lost, unless they were acknowledged: {_shown(ids)}"
+            found = Loss(subject=f"queue {queue!r}", text=text, family=Family.MESSAGES.label, queues=[queue], ids=ids)
+            if found not in self.found:
+                self.found.append(found)
+
+    def _dedup(self) -> None:
+        if not self._losses.hit(Family.DEDUP, Family.DEDUP_EXPIRY, Family.TIMERS):
+            return
+        for key, row in self._store.scan(Family.DEDUP):
+            try:
+                queue, publisher_id = keys.decode_dedup_key(key)
+            except (BasaltError, UnicodeDecodeError):
+                continue
+            expires_ns = int.from_bytes(row[:8], "big")
+            self._ensure(Family.DEDUP_EXPIRY, keys.dedup_expiry_key(queue, expires_ns, publisher_id))
+            self._timer(expires_ns + -expires_ns % timers.DEDUP_NS, timers.DEDUP, queue)
+
+    def _stats(self) -> None:
+        """Counts as the rows tell them, totals as they were."""
+        fields = FIELDS[:DURABLE_FIELDS]
+        for name, config in self._configs.items():
+            old = self._old.get(name)
+            found = self._counts.get(name) or QueueStats()
+            stats = QueueStats() if old is None else old
+            if old is not None:
+                self._tell_count(name, old, found)
+            before = stats.encode()
+            for each in fields:
+                setattr(stats, each, getattr(found, each))
+            stats.enqueued = max(stats.enqueued, stats.messages + stats.delayed)
+            stats.floor_ns = max(stats.floor_ns, self._floors.get(name, 0))
+            if old is None or stats.encode() != before:
+                self._put(Family.QUEUE_STATS, keys.queue_stats_key(name), stats.encode())
+            if config.expires_ms is not None and self._losses.hit(Family.TIMERS):
+                self._timer(self._now_ns + config.expires_ms * timers.ROUND_NS, timers.UNUSED, name)
+        for name in self._old.keys() - self._configs.keys():
+            self._delete(Family.QUEUE_STATS, keys.queue_stats_key(name))
+
+    def _tell_count(self, name: str, old: QueueStats, found: QueueStats) -> None:
+        for had, has, what in (
+            (old.messages, found.messages + len(self._bodiless.get(name, ())), "messages"),
+            (old.delayed, found.delayed, "delayed messages"),
+        ):
+            if has < had and (what == "messages" or not self._bodiless.get(name)):
+                text = f"counted {had} {what}, {has} can be read: {had - has} are lost"
+                self.found.append(
+                    Loss(subject=f"queue {name!r}", text=text, family=Family.MESSAGES.label, queues=[name])
+                )
+
+    def _versions(self) -> None:
+        """Rows that are kept once for all queues."""
+        is_used = any(next(iter(self._store.scan(family)), None) is not None for family in FAMILIES)
+        if is_used and self._losses.hit(Family.VERSION) and read_version(self._store, CONTENT) is None:
+            put_version(self._batch, CONTENT, VERSION)
+        row = self._store.get(Family.VERSION, PLACE_ROW)
+        place_ns = int.from_bytes(row, "big") if row is not None else 0
+        if self._last_place_ns > place_ns or (row is None and is_used and self._losses.hit(Family.VERSION)):
+            self._put(Family.VERSION, PLACE_ROW, encode_place(max(self._now_ns, self._last_place_ns)))
+        boot = self._store.get(Family.VERSION, BOOT_ROW)
+        told = self._last_token >> TOKEN_COUNT_BITS
+        if boot is None and is_used and self._losses.hit(Family.VERSION):
+            self._put(Family.VERSION, BOOT_ROW, encode_boot(told + BOOTS_SKIPPED))
+        elif boot is not None and int.from_bytes(boot, "big") < told:
+            self._put(Family.VERSION, BOOT_ROW, encode_boot(told))
+
+    def _tell(self) -> None:
+        for queue, ids in sorted(self._bodiless.items()):
+            text = f"{len(ids)} messages removed, because their bodies are lost: {_shown(ids)}"
+            self.found.append(
+                Loss(subject=f"queue {queue!r}", text=text, family=Family.BODIES.label, queues=[queue], ids=ids)
+            )
+        for queue, count in sorted(self._gone.items()):
+            text = f"{count} rows removed; the queue was deleted"
+            self.found.append(Loss(subject=f"queue {queue!r}", text=text, family=Family.MESSAGES.label))
+
+    def _ensure(self, family: Family, key: bytes) -> None:
+        """Have an index row."""
+        if self._store.get(family, key) is None:
+            self._put(family, key, b"")
+
+    def _put(self, family: Family, key: bytes, value: bytes) -> None:
+        self._batch.put(family, key, value)
+        self._step()
+
+    def _delete(self, family: Family, key: bytes) -> None:
+        self._batch.delete(family, key)
+        self._step()
+
+    def _step(self) -> None:
+        if len(self._batch) >= BATCH_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if len(self._batch):
+            self._store.write(self._batch)
+            self._batch = Batch()
+
+
+def _shown(ids: list[str]) -> str:
+    more = len(ids) - SHOWN_MAX
+    return ", ".join(ids[:SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")

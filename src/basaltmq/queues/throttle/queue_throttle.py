@@ -1,0 +1,104 @@
+"""Throttles at work in one queue (SPEC C11): which of the messages taken off the head may go, and who waits for tokens.
+
+The pure parts are elsewhere: buckets in throttle.py, the line of those who wait in throttle_gate.py. A message that has
+to wait is parked: off the backing queue, in memory without its row, still ready as far as counts go. When a sub-queue
+has as many parked as the gate allows, the backing queue leaves it out until one of them goes.
+
+Parked messages are known to nobody but the gate. So whatever looks at the whole queue (browse, purge, expiry, limits,
+moves, letting the queue go) puts them back first; they are parked again when they come up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from basaltmq.queues.change import Change
+from basaltmq.queues.ready import rows
+from basaltmq.queues.ready.backing import SPILLED, TRANSIENT, Entry
+from basaltmq.queues.ready.byte_limit import Room
+from basaltmq.queues.throttle.gate import ThrottleGate
+from basaltmq.queues.throttle.token_buckets import TokenBuckets
+
+if TYPE_CHECKING:
+    from basaltmq.queues.queue import Queue
+
+
+class Throttling:
+    """The parked messages of one queue."""
+
+    __slots__ = ("_buckets", "_gate", "_queue", "_subs")
+
+    def __init__(self, queue: Queue, buckets: TokenBuckets) -> None:
+        self._queue = queue
+        self._buckets = buckets
+        self._gate: ThrottleGate[Entry] = ThrottleGate(buckets)
+        self._subs: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._gate)
+
+    def woken(self, change: Change, count: int, room_bytes: int | None = None) -> tuple[list[Entry], int | None]:
+        """Parked messages whose tokens are there, up to `count`, with their tokens taken and rows in memory: the first
+        and what fits beside it into `room_bytes`; and the room that is left, none if something did not fit."""
+        gate, now_ns = self._gate, change.now_ns
+        ready: list[Entry] = []
+        room = Room(room_bytes)
+        for sub in gate.wake(now_ns):
+            while len(ready) < count:
+                popped = gate.pop(sub, now_ns, room.fits)
+                if popped is None:
+                    break
+                entry, keys = popped
+                room.take(entry)
+                ready.append(entry)
+                self._undo_take(change, keys)
+            gate.stay_awake(sub)
+            self._may_fetch(sub)
+        ready = self._queue.load_rows(ready)
+        if ready:
+            change.undo(lambda: self._queue.backing.put_back(ready))
+        if len(gate):
+            self._queue.shared.parked[self._queue.name] = None
+        return ready, room.left_bytes
+
+    def admit(self, change: Change, entries: list[Entry]) -> list[Entry]:
+        """Those of the fetched messages that may go; the others are parked."""
+        going: list[Entry] = []
+        for entry in entries:
+            keys = rows.throttle_keys_of(entry.key, entry.row)
+            if not keys:
+                going.append(entry)
+                continue
+            sub = rows.sub_of(entry.key, self._queue.prefix_bytes)
+            if self._gate.admit(sub, entry, keys, change.now_ns):
+                self._undo_take(change, keys)
+                going.append(entry)
+                continue
+            if entry.flags & (TRANSIENT | SPILLED) != TRANSIENT:
+                entry.row = b""
+            self._subs.add(sub)
+            self._queue.shared.parked[self._queue.name] = None
+            if not self._gate.can_fetch(sub):
+                self._queue.backing.block(sub)
+        return going
+
+    def _undo_take(self, change: Change, keys: tuple[str, ...]) -> None:
+        change.undo(lambda: self._buckets.give_back(keys, change.now_ns))
+
+    def _may_fetch(self, sub: str) -> None:
+        if self._gate.can_fetch(sub):
+            self._queue.backing.unblock(sub)
+
+    def unpark(self, now_ns: int) -> None:
+        """Put everything that is parked back into the queue."""
+        for sub in self._subs:
+            self._queue.backing.unblock(sub)
+            self._queue.backing.put_back(self._gate.drop(sub, now_ns))
+        self._subs.clear()
+
+    def limit_changed(self, key: str, now_ns: int) -> None:
+        self._gate.limit_changed(key, now_ns)
+
+    def next_wake_ns(self) -> int | None:
+        """When a token comes that a parked message waits for."""
+        return self._gate.next_wake_ns() if len(self._gate) else None

@@ -1,0 +1,74 @@
+"""Runtime settings as the plane's callers set them, and the throttles among them put to use (SPEC C11, C14).
+
+Rows and secrets are runtime_config.py's, buckets throttle.py's. A setting that cannot be read at open costs that
+setting, and `faults` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from basaltmq.queues.change_runner import Changes
+from basaltmq.queues.loaded_queues import LoadedQueues
+from basaltmq.queues.queue import Shared
+from basaltmq.queues.runtime_config import THROTTLE_PREFIX, RuntimeConfig, Setting, SettingsPage
+from basaltmq.queues.throttle.token_buckets import Limit
+
+
+class ThrottleSettings:
+    """Keeps the buckets as the settings say."""
+
+    def __init__(
+        self,
+        settings: RuntimeConfig,
+        shared: Shared,
+        changes: Changes,
+        loaded: LoadedQueues,
+        tell_deadline: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._shared = shared
+        self._changes = changes
+        self._loaded = loaded
+        self._tell_deadline = tell_deadline
+        self.faults: list[str] = []
+        """Throttles found at open that cannot be read, each with its reason."""
+        for key, limit in settings.throttles(self.faults.append):
+            self._set(key, limit)
+        settings.watch(THROTTLE_PREFIX, self._changed)
+
+    def set(self, key: str, value: str, *, secret: bool) -> Setting:
+        with self._changes.lock:
+            self._changes.require_open()
+            setting = self._settings.set(key, value, secret=secret)
+        self._changes.sync()
+        return setting
+
+    def delete(self, key: str) -> bool:
+        with self._changes.lock:
+            self._changes.require_open()
+            existed = self._settings.delete(key)
+        self._changes.sync()
+        return existed
+
+    def list(self, prefix: str, *, limit: int, after: str | None) -> SettingsPage:
+        with self._changes.lock:
+            self._changes.require_open()
+            return self._settings.list(prefix, limit=limit, after=after)
+
+    def _changed(self, name: str, value: str | None) -> None:
+        key = name.removeprefix(THROTTLE_PREFIX)
+        if value is None:
+            self._shared.buckets.remove_limit(key)
+            self._shared.throttles.discard(key)
+        else:
+            self._set(key, Limit.parse(value))
+        now_ns = self._changes.clock_ns()
+        for queue in self._loaded:
+            if queue.throttling is not None:
+                queue.throttling.limit_changed(key, now_ns)
+        self._tell_deadline()
+
+    def _set(self, key: str, limit: Limit) -> None:
+        self._shared.buckets.set_limit(key, limit, self._changes.clock_ns())
+        self._shared.throttles.add(key)

@@ -1,0 +1,474 @@
+"""Branches of distributed transactions over queues (SPEC A6).
+
+A branch gathers work like a transaction (work.py) in sessions that begin, join, suspend, resume and end. Prepare makes
+it survive until it is decided; every step is one batch, and durable when it returns:
+
+    prepare     what it acks is held (held.py), what it enqueues is kept as drafts that nobody sees, large payloads
+                where they will be (branches.py), and its record
+    commit      what is held is acked, the drafts are enqueued (their place is that of the commit), the record goes
+    one phase   the work is done as a transaction does it; there was no record
+    rollback    what is held goes back to its places, no attempt counted; drafts and record go
+    decide      as commit or rollback, by an operator; the record keeps the decision until it is forgotten
+
+What prepare promised, commit keeps: scripts are asked and limits are checked at prepare; a queue that refuses when it
+is full lets promised messages in over its limit, and one that drops its head drops afterwards. Until it is decided a
+prepared branch keeps its queues from being deleted. What is held counts as leased, through kill -9 and power loss.
+
+A branch that cannot be prepared (a lease has expired, a queue is full or gone) is rolled back and says so. One that was
+not prepared is gone after a crash, and what it had acked is again what its leases say. The order of verbs is in
+`transactions.xa_states`; sessions are `transactions.branch_table`'s. Under the plane's lock; waits are outside of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
+from typing import NamedTuple, Self, TypeVar
+
+import msgspec
+
+from basaltmq.errors import (
+    BasaltError,
+    CorruptionError,
+    LimitExceededError,
+    QueueFullError,
+    QueueNotFoundError,
+    StaleLeaseError,
+    StorageError,
+    UnknownXidError,
+    XaRolledBackError,
+)
+from basaltmq.messages.branches import HEURISTICALLY_COMMITTED, HEURISTICALLY_ROLLED_BACK, PREPARED, Xid, xid_key
+from basaltmq.queues.change import Change
+from basaltmq.queues.config import Durability
+from basaltmq.queues.content import Content
+from basaltmq.queues.draft import Draft
+from basaltmq.queues.leases.delivery import Delivery
+from basaltmq.queues.leases.prepared import hold, is_held
+from basaltmq.queues.leases.table import LeaseCall
+from basaltmq.queues.lifecycle import limits
+from basaltmq.queues.quarantine import Quarantine
+from basaltmq.queues.queue import ENQUEUE_MAX, Queue
+from basaltmq.queues.ready.rows import NO_BODY
+from basaltmq.queues.scripts import advice
+from basaltmq.queues.transactions import branches
+from basaltmq.queues.transactions.branch_table import BranchTable, TableBranch
+from basaltmq.queues.transactions.branches import BranchRow, Hold, KeptDraft
+from basaltmq.queues.transactions.work import Find, Plane, Work
+from basaltmq.queues.transactions.xa_states import BranchState, Verb, next_branch_state
+from basaltmq.store.api import Store
+from basaltmq.store.families import Family
+from basaltmq.store.keys.queues import lp
+from basaltmq.store.sync.group_commit import GroupCommit
+from basaltmq.transactions.transaction import NOTHING_WRITTEN
+from basaltmq.transactions.xa import Vote
+
+_MS = 1_000_000
+
+T = TypeVar("T")
+
+
+class InDoubt(NamedTuple):
+    """A branch that waits for its coordinator, for people to look at."""
+
+    xid: Xid
+    state: str
+    since_ms: int
+    queues: list[str]
+    held: int
+    enqueues: int
+
+
+@dataclass(eq=False, slots=True)
+class QueueBranch(TableBranch):
+    """A branch over queues."""
+
+    work: Work = field(init=False)
+    row: BranchRow = field(init=False)
+
+
+class XaSession:
+    """One session's part in a branch: work through it, then `end` it. Made by `QueueXa.begin`."""
+
+    def __init__(self, table: QueueXa, xid: Xid) -> None:
+        self._table = table
+        self.xid = xid
+
+    def enqueue(self, name: str, drafts: Sequence[Draft | bytes]) -> None:
+        """Messages come into a queue when the branch commits."""
+        self._table.work_of(self).enqueue(name, drafts)
+
+    def ack(self, name: str, token: int, ids: Sequence[bytes] | None = None) -> int:
+        """Messages of a lease (all by default) are done when the branch commits."""
+        return self._table.work_of(self).ack(name, token, ids)
+
+    def dequeue(
+        self,
+        name: str,
+        count: int = 1,
+        *,
+        consumer: str = "",
+        visibility_ms: int | None = None,
+        wait_ms: int = 0,
+    ) -> list[Delivery]:
+        """Lease messages that are done when the branch commits and go back when it is rolled back."""
+        work = self._table.work_of(self)
+        return work.dequeue(name, count, consumer=consumer, visibility_ms=visibility_ms, wait_ms=wait_ms)
+
+    def end(self, *, suspend: bool = False, fail: bool = False) -> None:
+        """Leave the branch: for good, for a while (`suspend`), or dooming it (`fail`)."""
+        self._table.end(self.xid, self, suspend=suspend, fail=fail)
+
+    def resume(self) -> None:
+        """Go on after `end(suspend=True)`."""
+        self._table.start(self.xid, self, resume=True)
+
+
+class QueueXa(BranchTable[QueueBranch]):
+    """All branches over the queues of a plane."""
+
+    def __init__(
+        self,
+        store: Store,
+        commit: GroupCommit,
+        plane: Plane,
+        lock: threading.RLock,
+        clock_ns: Callable[[], int],
+        quarantine: Quarantine,
+    ) -> None:
+        super().__init__(lock)
+        self._quarantine = quarantine
+        self._store = store
+        self._commit = commit
+        self._plane = plane
+        self._clock_ns = clock_ns
+        self._content = Content(store)
+        self._queues: dict[str, set[Xid]] = {}
+
+    @classmethod
+    def open(
+        cls,
+        store: Store,
+        commit: GroupCommit,
+        plane: Plane,
+        lock: threading.RLock,
+        clock_ns: Callable[[], int],
+        quarantine: Quarantine,
+    ) -> Self:
+        """With the branches that were prepared before the last stop."""
+        table = cls(store, commit, plane, lock, clock_ns, quarantine)
+        for row in branches.read_branches(store, quarantine):
+            branch = table._make(row.xid)
+            branch.decision = row.state
+            branch.state = BranchState.PREPARED if row.state == PREPARED else BranchState.HEURISTIC
+            table._keep(branch, row)
+            table._branches[row.xid] = branch
+        return table
+
+    def begin(self, xid: Xid, *, join: bool = False) -> XaSession:
+        """Work in a branch: a fresh one, or one that others work in (`join`)."""
+        session = XaSession(self, xid)
+        self.start(xid, session, join=join)
+        return session
+
+    def prepare(self, xid: Xid) -> Vote:
+        """Make a branch survive until it is decided. Blocks the calling thread."""
+        return self._wait(*self._prepare(xid))
+
+    def prepare_async(self, xid: Xid) -> asyncio.Future[Vote]:
+        return self._future(lambda: self._prepare(xid))
+
+    def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
+        """Carry a prepared branch out, or one that ended when `one_phase`. Blocks the calling thread."""
+        self._wait(*self._commit_branch(xid, one_phase))
+
+    def commit_async(self, xid: Xid, *, one_phase: bool = False) -> asyncio.Future[None]:
+        return self._future(lambda: self._commit_branch(xid, one_phase))
+
+    def rollback(self, xid: Xid) -> None:
+        """Undo a branch. Blocks the calling thread."""
+        self._wait(*self._rollback(xid))
+
+    def rollback_async(self, xid: Xid) -> asyncio.Future[None]:
+        return self._future(lambda: self._rollback(xid))
+
+    def decide(self, xid: Xid, *, commit: bool) -> None:
+        """An operator's decision for a prepared branch whose coordinator does not come. Kept until `forget`."""
+        self._wait(*self._decide(xid, commit))
+
+    def forget(self, xid: Xid) -> None:
+        """Drop the memory of a heuristic decision. Blocks the calling thread."""
+        with self._lock:
+            branch = self._idle_branch(xid)
+            next_branch_state(xid, branch.state, Verb.FORGET)
+            self._step(branch, lambda change, find: change.batch.delete(Family.QUEUE_BRANCHES, xid_key(xid)))
+            self._drop(branch)
+        self._wait(branch, None)
+
+    def in_doubt(self) -> list[InDoubt]:
+        """Branches that are prepared or decided by an operator, in the order of xids, with what they hold."""
+        with self._lock:
+            rows = [(self._branches[xid].state, self._branches[xid].row) for xid in self.recover()]
+        named = {HEURISTICALLY_COMMITTED: "committed by an operator", HEURISTICALLY_ROLLED_BACK: "rolled back by one"}
+        return [
+            InDoubt(
+                row.xid,
+                named.get(row.state, state.value),
+                row.decided_ms,
+                row.queues,
+                sum(each.messages for each in row.holds),
+                row.drafts,
+            )
+            for state, row in rows
+        ]
+
+    def holders_of(self, queue: str) -> list[Xid]:
+        """Prepared branches that keep a queue from being deleted. The plane asks, with its lock."""
+        return sorted(self._queues.get(queue, ()))
+
+    def is_orphan(self, call: LeaseCall) -> bool:
+        """Whether a lease is held for a branch that is not known: its record was damaged."""
+        if not is_held(call):
+            return False
+        rows = [branch.row for branch in self._branches.values() if branch.state is BranchState.PREPARED]
+        return all(call.token != each.token for row in rows for each in row.holds)
+
+    def work_of(self, session: XaSession) -> Work:
+        """Where a session's work goes; refused in words if it may not work."""
+        with self._lock:
+            branch = self._known(session.xid)
+            branch.require_work(session)
+            return branch.work
+
+    def release(self, session: Hashable) -> None:
+        """A session is gone: what it had not ended is doomed, and rolled back once no session is left in it."""
+        with self._lock:
+            left = [branch for branch in self._branches.values() if session in branch.sessions]
+            for branch in left:
+                self.end(branch.xid, session, fail=True)
+        for branch in left:
+            if not branch.sessions:
+                self.rollback(branch.xid)
+
+    def _make(self, xid: Xid) -> QueueBranch:
+        branch = QueueBranch(xid)
+        branch.work = Work(self._plane)
+        return branch
+
+    def _prepare(self, xid: Xid) -> tuple[QueueBranch, Vote]:
+        with self._lock:
+            branch = self._ended_branch(xid)
+            self._require_sound(branch)
+            if not branch.work:
+                next_branch_state(xid, branch.state, Verb.PREPARE_NOTHING)
+                self._undo(branch)
+                return branch, Vote(read_only=True)
+            state = next_branch_state(xid, branch.state, Verb.PREPARE)
+            row = self._try(branch, lambda change, find: self._put(change, find, branch))
+            branch.state = state
+            branch.work = Work(self._plane)
+            self._keep(branch, row)
+            return branch, Vote(read_only=False)
+
+    def _put(self, change: Change, find: Find, branch: QueueBranch) -> BranchRow:
+        """Hold what the branch acks, keep what it enqueues, and write its record."""
+        xid, work = branch.xid, branch.work
+        holds: list[Hold] = []
+        for name, token, ids in work.acks:
+            held = hold(find(name), change, token, ids, f"xa {xid}")
+            holds.append(Hold(name, held.token, len(held.entries)))
+        drafts: list[tuple[str, Draft | bytes]] = []
+        sizes: dict[str, list[int]] = {}
+        for name, given in work.enqueues:
+            drafts += [(name, draft) for draft in advice.on_enqueue(find(name), given)]
+            sizes.setdefault(name, []).extend(len(d if isinstance(d, bytes) else d.payload) for d in given)
+        for name, each in sizes.items():
+            limits.require_room(find(name), len(each), sum(each))
+        count = 0
+        if drafts:
+            count = branches.put_drafts(change, self._content, find(drafts[0][0]).shared.ids, xid, drafts)
+        queues = sorted({each.queue for each in holds} | {name for name, _ in drafts})
+        row = BranchRow(xid, PREPARED, self._clock_ns() // _MS, count, holds, queues)
+        branches.put_branch(change.batch, row)
+        return row
+
+    def _commit_branch(self, xid: Xid, one_phase: bool) -> tuple[QueueBranch, None]:
+        with self._lock:
+            branch = self._ended_branch(xid)
+            self._require_undecided(branch)
+            if one_phase:
+                self._require_sound(branch)
+            next_branch_state(xid, branch.state, Verb.COMMIT_ONE_PHASE if one_phase else Verb.COMMIT)
+            if one_phase:
+                self._try(branch, branch.work.run)
+                self._drop(branch)
+            else:
+                self._finish(branch, commit=True)
+            return branch, None
+
+    def _rollback(self, xid: Xid) -> tuple[QueueBranch, None]:
+        with self._lock:
+            branch = self._ended_branch(xid)
+            self._require_undecided(branch)
+            next_branch_state(xid, branch.state, Verb.ROLLBACK)
+            if branch.state is BranchState.PREPARED:
+                self._finish(branch, commit=False)
+            else:
+                self._undo(branch)
+            return branch, None
+
+    def _decide(self, xid: Xid, commit: bool) -> tuple[QueueBranch, None]:
+        with self._lock:
+            branch = self._ended_branch(xid)
+            self._require_undecided(branch)
+            state = next_branch_state(xid, branch.state, Verb.DECIDE)
+            decision = HEURISTICALLY_COMMITTED if commit else HEURISTICALLY_ROLLED_BACK
+            row = BranchRow(xid, decision, self._clock_ns() // _MS, 0, [], [])
+            self._finish(branch, commit=commit, leaving=row)
+            branch.state, branch.decision, branch.row = state, decision, row
+            self._branches[xid] = branch
+            return branch, None
+
+    def _finish(self, branch: QueueBranch, *, commit: bool, leaving: BranchRow | None = None) -> None:
+        """Carry out or undo a prepared branch."""
+
+        def finish(change: Change, find: Find) -> None:
+            row = branch.row
+            for each in row.holds:
+                with suppress(StaleLeaseError, QueueNotFoundError):
+                    # A hold whose row was damaged is in quarantine, and its messages are ready.
+                    queue = find(each.queue)
+                    if commit:
+                        queue.ack(change, each.token)
+                    else:
+                        queue.release(change, each.token)
+            if row.drafts:
+
+                def damaged(key: bytes, raw: bytes | None, reason: str) -> None:
+                    self._quarantine.keep(change, Family.BRANCH_DRAFTS, key, raw, reason)
+
+                drafts = branches.read_drafts(self._store, row.xid, row.drafts, damaged)
+                if commit:
+                    self._enqueue(change, find, drafts)
+                branches.release_bodies(change, self._content, drafts)
+            if leaving is None:
+                branches.delete_branch(change.batch, row.xid, row.drafts)
+            else:
+                branches.delete_drafts(change.batch, row.xid, row.drafts)
+                branches.put_branch(change.batch, leaving)
+
+        self._step(branch, finish)
+        for name in branch.row.queues:
+            waiting = self._queues[name]
+            waiting.discard(branch.xid)
+            if not waiting:
+                del self._queues[name]
+        self._drop(branch)
+
+    def _enqueue(self, change: Change, find: Find, kept: list[KeptDraft]) -> None:
+        """Let in what was promised."""
+        for (name, body_id, body_bytes), group in groupby(kept, key=itemgetter(0, 2, 3)):
+            queue = find(name)
+            drafts: list[Draft | bytes] = [each.draft for each in group]
+            if body_id == NO_BODY:
+                for at in range(0, len(drafts), ENQUEUE_MAX):
+                    queue.enqueue(change, drafts[at : at + ENQUEUE_MAX], promised=True)
+            else:
+                self._enqueue_large(change, queue, drafts, body_id, body_bytes)
+
+    def _enqueue_large(
+        self, change: Change, queue: Queue, drafts: list[Draft | bytes], body_id: bytes, body_bytes: int | None
+    ) -> None:
+        """The same of drafts whose payload is apart, and stays there unless they are transient."""
+        try:
+            payload = self._content.read(body_id, body_bytes)
+        except CorruptionError as error:
+            for draft in drafts:
+                raw = lp(queue.name) + msgspec.msgpack.encode(draft)
+                self._quarantine.keep(change, Family.BRANCH_DRAFTS, body_id, raw, str(error), queue=queue.name)
+            return
+        in_memory = queue.config.durability is Durability.MEMORY
+        for draft in drafts:
+            assert isinstance(draft, Draft), "that is how they are kept"
+            whole = msgspec.structs.replace(draft, payload=payload)
+            is_transient = (draft.transient or in_memory) and not draft.delay_ms
+            queue.enqueue(change, [whole], NO_BODY if is_transient else body_id, promised=True)
+
+    def _try(self, branch: QueueBranch, operation: Callable[[Change, Find], T]) -> T:
+        """Take a step that ends the branch if it cannot be taken."""
+        try:
+            return self._step(branch, operation)
+        except BasaltError as error:
+            if isinstance(error, (StorageError, LimitExceededError)) and not isinstance(error, QueueFullError):
+                raise
+            self._undo(branch)
+            raise XaRolledBackError(f"branch {branch.xid} was rolled back: {error}") from error
+
+    def _step(self, branch: QueueBranch, operation: Callable[[Change, Find], T]) -> T:
+        """Change rows; the branch is busy until they are durable."""
+        branch.busy = True
+        try:
+            return self._plane.apply(operation)
+        except BaseException as error:
+            # When the store fails the branch stays busy: whether the step is on disk only recovery can tell.
+            branch.busy = isinstance(error, StorageError) and not isinstance(error, NOTHING_WRITTEN)
+            raise
+
+    def _undo(self, branch: QueueBranch) -> None:
+        """Give up a branch that was not prepared. What it leased goes back, or expires."""
+        if branch.work.took:
+            with suppress(BasaltError):
+                self._plane.apply(branch.work.give_back)
+        self._drop(branch)
+
+    def _require_sound(self, branch: QueueBranch) -> None:
+        if branch.state is BranchState.ROLLBACK_ONLY:
+            self._undo(branch)
+            raise XaRolledBackError(f"branch {branch.xid} had failed and was rolled back")
+
+    def _keep(self, branch: QueueBranch, row: BranchRow) -> None:
+        branch.row = row
+        for name in row.queues:
+            self._queues.setdefault(name, set()).add(row.xid)
+
+    def _wait(self, branch: QueueBranch, result: T) -> T:
+        if branch.busy:
+            self._commit.wait_durable()
+            branch.busy = False
+        return result
+
+    def _future(self, step: Callable[[], tuple[QueueBranch, T]]) -> asyncio.Future[T]:
+        told: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        branch, result = step()
+        if not branch.busy:
+            told.set_result(result)
+            return told
+
+        def tell(done: asyncio.Future[None]) -> None:
+            error = done.exception()
+            if error is None:
+                branch.busy = False
+            if told.done():
+                return
+            if error is None:
+                told.set_result(result)
+            else:
+                told.set_exception(error)
+
+        self._commit.durable().add_done_callback(tell)
+        return told
+
+
+def parse_xid(text: str) -> Xid:
+    """The xid behind what `str` makes of it: format, global id and branch id in hex, with colons between."""
+    parts = text.split(":")
+    try:
+        format_id, global_id, branch_id = parts
+        return Xid(int(format_id), bytes.fromhex(global_id), bytes.fromhex(branch_id))
+    except ValueError:
+        raise UnknownXidError(f"{text!r:.200} is not an xid: write format:global:branch, the ids in hex") from None

@@ -1,0 +1,337 @@
+"""Repair: a store that opens again, with every row that can be read, and a list of what is lost.
+
+The damaged database is never written. Its rows are copied into a new one beside it (`salvage.copying`); the planes then
+bring the rows of the copy in line with each other (`mend`); the copy is verified and takes the place of the old one,
+which goes to quarantine as it is (`salvage.swap`). A crash before that leaves the store as it was.
+
+    1  finish a swap that a crash interrupted
+    2  STORE: written anew if it is lost and the database beside it is one of ours
+    3  verify. If it finds nothing, only the planes look whether their rows fit. Files that can be made again without
+       any row (CURRENT, SEALS, what SEALS covers) are, and torn tails are cut
+    4  check for space, copy, mend, verify the copy
+    5  swap: what takes over are the files that were verified
+
+Without `accept_loss` the same is done but for the swap, and the copy is removed: it says what would be lost.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeAlias
+from uuid import UUID, uuid4
+
+import msgspec
+
+from basaltmq.errors import (
+    BasaltError,
+    CorruptionError,
+    DiskFullError,
+    NotAStoreError,
+    StoreNotFoundError,
+)
+from basaltmq.store.api import Store
+from basaltmq.store.directory import (
+    DATABASE,
+    MARKER,
+    QUARANTINE,
+    SEALS,
+    Marker,
+    StoreDirectory,
+    is_database,
+    lock_directory,
+    make_directory,
+    os_error,
+    read_marker,
+    write_durably,
+)
+from basaltmq.store.integrity.log_checks import check_logs
+from basaltmq.store.integrity.seals import Sealer, Seals, check_small, is_small, is_table
+from basaltmq.store.integrity.wal import is_wal
+from basaltmq.store.open import open_store
+from basaltmq.store.salvage import swap
+from basaltmq.store.salvage.copying import copy_rows
+from basaltmq.store.salvage.files import look
+from basaltmq.store.salvage.losses import Losses
+from basaltmq.store.salvage.naming import Loss
+from basaltmq.store.salvage.survey import Survey
+from basaltmq.store.salvage.unreadable import UNREADABLE
+from basaltmq.store.salvage.verify import Progress, inspect, verify
+
+SPARE_BYTES: Final = 64 << 20
+"""Free space asked for beyond the size of the database: logs, indexes and the blocks of a file system."""
+
+ROUNDS_MAX: Final = 5
+"""Times the planes look at the copy until they find nothing. One is the rule; a second confirms it."""
+
+Mend: TypeAlias = Callable[[Store, Losses, Path], list[Loss]]
+"""Brings the rows of a store in line with each other and says what that costs. The path is the store's directory."""
+
+
+@dataclass(slots=True)
+class Repaired:
+    """What a repair did, or would do."""
+
+    done: list[str] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
+    kept: Path | None = None
+    """Where the damaged files are, and the list of all losses."""
+    remaining: list[str] = field(default_factory=list)
+    """Faults that verify still finds."""
+
+    @property
+    def found_nothing(self) -> bool:
+        return not (self.done or self.losses or self.remaining)
+
+
+def repair(
+    path: Path, *, accept_loss: bool = True, mend: Mend | None = None, progress: Progress | None = None
+) -> Repaired:
+    """Make a damaged store open again. Without `accept_loss`, say what that would cost and change nothing."""
+    outcome = Repaired()
+    try:
+        _marker(path, outcome, accept_loss=accept_loss)
+        if outcome.remaining:
+            return outcome
+        directory = StoreDirectory.hold(path, create=False)
+        try:
+            directory.claim()
+            if swap.finish(path):
+                outcome.done.append("an interrupted repair was finished")
+            swap.clear(path)
+        finally:
+            directory.release()
+        found = inspect(path)
+        if found.files and all(_is_small(file.name) for file in found.files):
+            if not accept_loss:
+                outcome.remaining = found.lines
+                return outcome
+            _repair_small(path, outcome)
+            found = inspect(path)
+        if accept_loss and _is_torn_only(path, found.files):
+            open_store(path, create=False, report=outcome.done.append).close()
+            found = inspect(path)
+        if not found.lines:
+            _mend_sound(path, outcome, mend, accept_loss=accept_loss)
+            return outcome
+        _rebuild(path, found.lines, outcome, mend, progress, accept_loss=accept_loss)
+    except OSError as error:
+        raise os_error(error, path) from error
+    return outcome
+
+
+def _marker(path: Path, outcome: Repaired, *, accept_loss: bool) -> None:
+    """Write STORE anew, if it is lost and what lies beside it is a database of ours."""
+    try:
+        if read_marker(path) is None:
+            raise StoreNotFoundError(f"there is no store at {path}; check the path")
+    except (CorruptionError, NotAStoreError) as error:
+        if not is_database(path / DATABASE):
+            raise
+        if not accept_loss:
+            outcome.remaining.append(f"{error}; repair writes it anew")
+            return
+        with lock_directory(path):
+            marker = Marker(_store_id(path))
+            damaged = path / MARKER
+            if damaged.is_file():
+                os.rename(damaged, _free_name(_quarantine(path) / f"{MARKER}.whole"))
+            write_durably(damaged, marker.encode())
+        outcome.done.append(f"{path / MARKER}: written anew for store {marker.store_id}; nothing is lost")
+
+
+def _store_id(path: Path) -> UUID:
+    try:
+        seals = Seals.read(path)
+        if seals is not None and seals.store_id is not None:
+            return UUID(seals.store_id)
+    except (CorruptionError, ValueError):
+        pass
+    return uuid4()
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    free = path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}.{number}")
+    return free
+
+
+def _is_small(name: str) -> bool:
+    """Whether a file can be made again without any row."""
+    return name in (SEALS, "CURRENT") or is_small(name)
+
+
+def _is_torn_only(path: Path, files: list[Path]) -> bool:
+    """Whether nothing is wrong but tails of logs, of writes that were not confirmed."""
+    try:
+        sealer = Sealer(path, lambda _: None)
+        sealer.check()
+        torn = check_logs(path, is_new=False, was_closed=sealer.was_closed)
+    except BasaltError:
+        return False
+    return bool(files) and {*files} <= {scan.path for scan in torn}
+
+
+def _repair_small(path: Path, outcome: Repaired) -> None:
+    """Seals that are wrong, and CURRENT where the MANIFEST it should name is sound."""
+    directory = StoreDirectory.hold(path, create=False)
+    try:
+        directory.claim()
+        seals: Seals | None = None
+        try:
+            seals = Seals.read(path)
+        except CorruptionError as error:
+            os.rename(path / SEALS, _free_name(_quarantine(path) / f"{SEALS}.whole"))
+            outcome.done.append(f"{path / SEALS}: {error}; it was moved to quarantine")
+        files = look(path / DATABASE, {})
+        if files.manifest is not None and files.manifest_fault:
+            current = path / DATABASE / "CURRENT"
+            if current.exists():
+                os.rename(current, _free_name(_quarantine(path) / "CURRENT.whole"))
+            write_durably(current, f"{files.manifest.path.name}\n".encode())
+            outcome.done.append(f"{current}: written anew to name {files.manifest.path.name}; nothing is lost")
+        if seals is not None:
+            wrong = dict(check_small(path, seals))
+            for name in wrong:
+                del seals.files[name]
+            if wrong:
+                write_durably(path / SEALS, seals.encode())
+                told = ", ".join(f"{name} {what}" for name, what in wrong.items())
+                outcome.done.append(f"{path / SEALS}: sealed anew at the next open ({told}); nothing is lost")
+    finally:
+        directory.release()
+
+
+def _quarantine(path: Path) -> Path:
+    make_directory(path / QUARANTINE)
+    return path / QUARANTINE
+
+
+def _mend_sound(path: Path, outcome: Repaired, mend: Mend | None, *, accept_loss: bool) -> None:
+    """The files are sound; what is in them may still not fit together."""
+    if mend is None or not accept_loss:
+        return
+    with _Closing(open_store(path, create=False)) as store:
+        outcome.losses += _mended(store, Losses(), path, mend)
+    if outcome.losses:
+        outcome.done.append(f"{path}: rows that did not fit together were brought in line")
+        outcome.remaining = verify(path)
+
+
+def _mended(store: Store, losses: Losses, path: Path, mend: Mend) -> list[Loss]:
+    found: list[Loss] = []
+    for _ in range(ROUNDS_MAX):
+        more = [loss for loss in mend(store, losses, path) if loss not in found]
+        found += more
+        if not more:
+            return found
+    raise CorruptionError(f"{path}: rows still do not fit together after {ROUNDS_MAX} rounds; restore a backup")
+
+
+def _rebuild(
+    path: Path,
+    faults: list[str],
+    outcome: Repaired,
+    mend: Mend | None,
+    progress: Progress | None,
+    *,
+    accept_loss: bool,
+) -> None:
+    directory = StoreDirectory.hold(path, create=False)
+    try:
+        directory.claim()
+        if not (path / DATABASE).is_dir():
+            raise CorruptionError(f"{path / DATABASE} is missing, so there is nothing to repair; restore a backup")
+        size_bytes = _require_space(path)
+        scratch = path / swap.SCRATCH
+        copy = scratch / swap.COPY
+        make_directory(copy)
+        try:
+            write_durably(copy / MARKER, directory.marker.encode())
+            with Survey(path, scratch / "views") as survey:
+                _copy(survey, copy, path, outcome, mend, progress, size_bytes)
+            if not accept_loss:
+                return
+            left = verify(copy)
+            if left:
+                raise CorruptionError(f"the repaired copy of {path} is not sound, nothing was changed: {left[0]}")
+            number, outcome.kept = swap.quarantine_of(path)
+            make_directory(outcome.kept)
+            lines = [f"{fault}\n" for fault in faults]
+            write_durably(outcome.kept / "faults.txt", "".join(lines).encode())
+            write_durably(
+                outcome.kept / swap.LOSSES, b"".join(msgspec.json.encode(each) + b"\n" for each in outcome.losses)
+            )
+            shutil.rmtree(scratch / "views", ignore_errors=True)
+            unreadable = path / QUARANTINE / UNREADABLE
+            if unreadable.exists():
+                os.rename(unreadable, outcome.kept / UNREADABLE)
+            swap.take_over(path, number)
+        finally:
+            if not (path / swap.REPAIR).exists():
+                swap.clear(path)
+    finally:
+        directory.release()
+
+
+def _copy(
+    survey: Survey,
+    copy: Path,
+    path: Path,
+    outcome: Repaired,
+    mend: Mend | None,
+    progress: Progress | None,
+    size_bytes: int,
+) -> None:
+    done_bytes = 0
+
+    def copied(more_bytes: int) -> None:
+        nonlocal done_bytes
+        done_bytes = min(done_bytes + more_bytes, size_bytes)
+        if progress is not None:
+            progress(done_bytes, size_bytes)
+
+    with _Closing(open_store(copy, create=False)) as store:
+        rows = copy_rows(survey, store, copied)
+        outcome.losses += survey.told()
+        if mend is not None:
+            outcome.losses += _mended(store, survey.losses, path, mend)
+    outcome.done.append(f"{path / DATABASE}: built anew from {rows} rows that can be read")
+    copied(size_bytes)
+
+
+class _Closing:
+    """Closes a store, and does not hide the error that ended its use."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __enter__(self) -> Store:
+        return self._store
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self._store.close()
+        except BasaltError:
+            if kind is None:
+                raise
+
+
+def _require_space(path: Path) -> int:
+    """The bytes a copy may take; DiskFullError if they are not free."""
+    database = path / DATABASE
+    size_bytes = sum(each.stat().st_size for each in database.iterdir() if is_table(each.name) or is_wal(each.name))
+    found = os.statvfs(path)
+    free_bytes = found.f_bavail * found.f_frsize
+    if free_bytes < size_bytes + SPARE_BYTES:
+        raise DiskFullError(
+            f"a repair of {path} copies up to {size_bytes} bytes and keeps the damaged files; "
+            f"{free_bytes} bytes are free: free {size_bytes + SPARE_BYTES - free_bytes} more and run it again"
+        )
+    return size_bytes

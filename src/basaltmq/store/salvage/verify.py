@@ -1,0 +1,361 @@
+"""Verify: read a whole store back, and say in one line per fault which file, what is wrong and what it costs.
+
+    STORE, SEALS, CHECKSUMS    their own checksum
+    everything listed          CHECKSUMS (a checkpoint) and SEALS
+    CURRENT, MANIFEST, WAL     our reader of RocksDB's log format (`wal`)
+    blob files                 our reader of them (`blobs`)
+    sst files                  RocksDB, row by row, past damage (`salvage`)
+
+After the files come the losses: which queues, messages, topics and objects cannot be read.
+
+Tables are read by a second, read-only RocksDB on a scratch directory of links, with caches of its own: a block that is
+in the store's cache says nothing of the disk. An open store lends a RocksDB checkpoint (hard links) for that, so that
+compaction cannot take files away under the reader.
+
+Nothing is changed, but that tables found sound are sealed when the store is open.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from basaltmq.errors import BasaltError, CorruptionError, NotAStoreError, StoreLockedError, StoreNotFoundError
+from basaltmq.store.checkpoint import check_sums, read_checksums
+from basaltmq.store.directory import (
+    CHECKSUMS,
+    DATABASE,
+    LOCK,
+    MARKER,
+    QUARANTINE,
+    SEALS,
+    is_database,
+    os_error,
+    read_marker,
+)
+from basaltmq.store.integrity.blobs import BlobFault, scan_blobs
+from basaltmq.store.integrity.manifest import oldest_log
+from basaltmq.store.integrity.seals import (
+    Sealer,
+    Seals,
+    Sum,
+    check_manifest,
+    check_small,
+    file_sum,
+    is_table,
+    mismatch,
+)
+from basaltmq.store.integrity.wal import LogScan, current_manifest, scan_log, wal_files, wal_number
+from basaltmq.store.rocks_errors import translate
+from basaltmq.store.salvage.naming import Loss
+from basaltmq.store.salvage.survey import Survey
+from basaltmq.store.salvage.views import Table
+from basaltmq.store.scratch import Scratch
+
+Progress = Callable[[int, int], None]
+
+SCRATCH: Final = "verify.tmp"
+FAULTS_PER_FILE_MAX: Final = 3
+"""Details of one file at most; a file with a thousand bad blocks is one bad file."""
+
+
+@dataclass(slots=True)
+class _Findings:
+    """Faults by file, in the order they were met."""
+
+    faults: dict[Path, list[str]] = field(default_factory=dict)
+    costs: dict[Path, str] = field(default_factory=dict)
+
+    def add(self, path: Path, what: str, cost: str | None = None) -> None:
+        told = self.faults.setdefault(path, [])
+        if what not in told and len(told) < FAULTS_PER_FILE_MAX:
+            told.append(what)
+        if cost is not None:
+            self.costs[path] = cost
+
+    def lines(self) -> list[str]:
+        return [
+            f"{path}: {', '.join(told)}; {self.costs.get(path, 'restore a backup')}"
+            for path, told in self.faults.items()
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What was found: a line for each damaged file and each loss, and the files."""
+
+    lines: list[str]
+    files: list[Path]
+
+
+def verify(path: Path, progress: Progress | None = None) -> list[str]:
+    """Verify a checkpoint or a store nobody has open for writing. One line per fault; none means all is well."""
+    return inspect(path, progress).lines
+
+
+def inspect(path: Path, progress: Progress | None = None) -> Verified:
+    """The same, with the damaged files."""
+    findings = _Findings()
+    try:
+        if read_marker(path) is None:
+            raise StoreNotFoundError(f"there is no store at {path}; check the path")
+    except (CorruptionError, NotAStoreError) as error:
+        if isinstance(error, NotAStoreError) and not is_database(path / DATABASE):
+            raise
+        what = str(error).removeprefix(f"{path / MARKER} ").removeprefix(f"{path} ")
+        findings.add(path / MARKER, what, "the store does not open; repair writes it anew")
+    with _shared_lock(path):
+        run = _Run(path, path / DATABASE, findings, _Meter(path, progress), live=False)
+        try:
+            run.everything()
+        except OSError as error:
+            raise os_error(error, path) from error
+    return Verified(findings.lines() + [loss.line() for loss in run.losses], list(findings.faults))
+
+
+def verify_open(
+    path: Path, create_checkpoint: Callable[[str], None], sealer: Sealer, progress: Progress | None = None
+) -> list[str]:
+    """Verify a store this process has open for writing, while it goes on."""
+    findings = _Findings()
+    try:
+        read_marker(path)
+    except CorruptionError as error:
+        findings.add(path / "STORE", str(error).removeprefix(f"{path / 'STORE'} "), "the store will not open again")
+    scratch = path / SCRATCH
+    try:
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+        try:
+            create_checkpoint(str(scratch / DATABASE))
+            run = _Run(path, scratch / DATABASE, findings, _Meter(path, progress), live=True)
+            run.everything()
+            sealer.add(run.sound)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    except OSError as error:
+        raise os_error(error, path) from error
+    except BasaltError:
+        raise
+    except Exception as error:
+        raise translate(error, path) from error
+    return findings.lines() + [loss.line() for loss in run.losses]
+
+
+class _Meter:
+    """Counts bytes read against the bytes there are."""
+
+    def __init__(self, path: Path, progress: Progress | None) -> None:
+        self._progress = progress
+        self._done = 0
+        # Tables are read twice, for their seals and through RocksDB.
+        self._total = sum(
+            os.lstat(os.path.join(folder, name)).st_size * (2 if is_table(name) else 1)
+            for folder, _, names in os.walk(path)
+            if os.path.basename(folder) not in (QUARANTINE, SCRATCH)
+            for name in names
+        )
+
+    def add(self, size_bytes: int) -> None:
+        self._done = min(self._done + size_bytes, self._total)
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+    def finish(self) -> None:
+        self.add(self._total)
+
+
+class _Run:
+    """One pass over a store. `database` holds the files that are read; faults are named as files of `path`/kv."""
+
+    def __init__(self, path: Path, database: Path, findings: _Findings, meter: _Meter, *, live: bool) -> None:
+        self._path = path
+        self._database = database
+        self._named = path / DATABASE
+        self._findings = findings
+        self._meter = meter
+        self._live = live
+        self._tables: dict[str, Table] = {}
+        self.sound: dict[str, Sum] = {}
+        self.losses: list[Loss] = []
+
+    def everything(self) -> None:
+        if not self._database.is_dir():
+            self._findings.add(self._named, "is missing", "every row is lost: restore a backup")
+            return
+        self._checksums()
+        self._logs()
+        sums = self._sums()
+        self._blobs()
+        self._rows()
+        self._seals(sums)
+        bad = {path.name for path in self._findings.faults}
+        self.sound = {name: found for name, found in sums.items() if name not in bad}
+        for path in self._findings.faults:
+            if is_table(path.name) and path.name in self._tables:
+                self._findings.costs[path] = _cost(self._tables[path.name])
+        self._meter.finish()
+
+    def _checksums(self) -> None:
+        if self._live or not (self._path / CHECKSUMS).exists():
+            return
+        try:
+            sums = read_checksums(self._path)
+        except (CorruptionError, NotAStoreError) as error:
+            self._findings.add(self._path / CHECKSUMS, str(error), "the backup cannot be restored as it is")
+            return
+        for name, what in check_sums(self._path, sums):
+            self._findings.add(self._path / name, what, "the backup is not whole: use another")
+
+    def _logs(self) -> None:
+        named = self._named
+        oldest = 0
+        try:
+            manifest = current_manifest(named)
+            scan = scan_log(manifest)
+            self._log(scan, "no row of the store can be read without it: restore a backup", last=True)
+            oldest = oldest_log(manifest)
+        except CorruptionError as error:
+            what = str(error).removeprefix(f"{named / 'CURRENT'} ")
+            self._findings.add(named / "CURRENT", what, "the store does not open; repair writes it anew")
+        logs = [log for log in wal_files(named) if wal_number(log) >= oldest]
+        for log in logs:
+            try:
+                self._log(
+                    scan_log(log), "writes from there on may be lost: restore a backup or repair", log == logs[-1]
+                )
+            except FileNotFoundError:
+                # Flushed meanwhile.
+                continue
+
+    def _log(self, scan: LogScan, cost: str, last: bool) -> None:
+        self._meter.add(scan.size_bytes)
+        fault = scan.fault
+        if fault is None or (self._live and last and fault.torn and fault.what.startswith("the file ends")):
+            return
+        if fault.torn and not self._live:
+            cost = f"a torn tail of {scan.size_bytes - fault.cut_at} bytes, of writes not confirmed unless it is damage"
+        self._findings.add(scan.path, f"{fault.what} at byte {fault.offset}", cost)
+
+    def _sums(self) -> dict[str, Sum]:
+        sums: dict[str, Sum] = {}
+        for path in sorted(self._database.iterdir()):
+            if is_table(path.name):
+                try:
+                    sums[path.name] = file_sum(path, self._meter.add)
+                except OSError as error:
+                    self._findings.add(self._named / path.name, f"cannot be read: {error.strerror}")
+        return sums
+
+    def _seals(self, sums: dict[str, Sum]) -> None:
+        try:
+            seals = Seals.read(self._path)
+            if seals is None:
+                return
+            manifest = None if self._live else check_manifest(self._path, seals)
+        except CorruptionError as error:
+            if not str(error).startswith(str(self._path / SEALS)):
+                return
+            self._findings.add(self._path / SEALS, "does not match its checksum", "nothing: it is written anew at open")
+            return
+        for name, what in check_small(self._path, seals):
+            self._findings.add(
+                self._named / name, what, "no row is lost: RocksDB does without it; repair seals it anew"
+            )
+        if manifest is not None and seals.manifest is not None:
+            self._findings.add(self._named / seals.manifest[0], manifest)
+        for name, found in sums.items():
+            sealed = seals.files.get(name)
+            if sealed is not None and sealed != found:
+                self._findings.add(self._named / name, mismatch(found, sealed))
+
+    def _blobs(self) -> None:
+        for path in sorted(self._database.glob("*.blob")):
+            self._meter.add(path.stat().st_size)
+            _, faults = scan_blobs(path)
+            for fault in faults:
+                self._findings.add(self._named / path.name, _blob_fault(fault))
+
+    def _rows(self) -> None:
+        """Read every row, past damage."""
+        with Scratch("verify") as scratch:
+            copy = self._database if self._live else None
+            try:
+                survey = Survey(self._path, scratch.path / DATABASE, database=copy)
+            except CorruptionError as error:
+                self._fault(str(error), "")
+                return
+            with survey:
+                self._tables = survey.views.tables
+                for name, table in self._tables.items():
+                    if table.is_missing:
+                        self._findings.add(self._named / name, "is missing")
+                for label in survey.views.families:
+                    for _ in survey.read(label):
+                        pass
+                    self._meter.add(
+                        sum(self._size(file) for file, each in self._tables.items() if each.family == label)
+                    )
+                for gap in survey.losses.gaps:
+                    self._fault(gap.what, gap.family, gap.file)
+                if survey.losses.missing_writes:
+                    self._findings.add(self._named, survey.losses.missing_writes, "confirmed writes are lost")
+                self.losses = survey.told()
+
+    def _size(self, file: str) -> int:
+        try:
+            return (self._database / file).stat().st_size if file.endswith(".sst") else 0
+        except FileNotFoundError:
+            return 0
+
+    def _fault(self, text: str, family: str, file: str = "") -> None:
+        if file:
+            self._findings.add(self._named / file, text)
+            return
+        # RocksDB does not always say which file; where another reader found one in the same family, it is that.
+        if any(
+            path.name in self._tables and self._tables[path.name].family == family for path in self._findings.faults
+        ):
+            return
+        tables = sorted(name for name, table in self._tables.items() if table.family == family)
+        whose = f" in family {family}, in one of {', '.join(tables[:10])}" if tables else ""
+        self._findings.add(self._named, f"{text}{whose}")
+
+
+def _cost(table: Table) -> str:
+    span = f" between keys {_shown(table.first)} and {_shown(table.last)}" if table.last else ""
+    return f"rows of family {table.family}{span} may be lost: restore a backup, or repair"
+
+
+def _blob_fault(fault: BlobFault) -> str:
+    whose = f" (key {_shown(fault.key)})" if fault.key is not None else ""
+    return f"{fault.what} at byte {fault.offset}{whose}"
+
+
+def _shown(key: bytes) -> str:
+    return key.hex() if len(key) <= 32 else f"{key[:32].hex()}..."
+
+
+@contextmanager
+def _shared_lock(path: Path) -> Iterator[None]:
+    """Keep writers out while reading; a checkpoint has no LOCK and needs none."""
+    try:
+        fd = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        yield
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise StoreLockedError(
+            f"{path} is open for writing; verify it in that process, or verify a checkpoint of it"
+        ) from None
+    finally:
+        os.close(fd)

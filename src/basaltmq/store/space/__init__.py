@@ -1,0 +1,1 @@
+"""Disk space: size limits, free space, the reserve file, and compaction that frees space."""

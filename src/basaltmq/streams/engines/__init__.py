@@ -1,0 +1,1 @@
+"""Storage engines of shards: memory, RocksDB and segments, with one interface."""

@@ -1,0 +1,102 @@
+"""What the engines have in common: shards by number, leaders, committed offsets, and whole-shard operations.
+
+An engine derives from `EngineBase` and adds what it keeps. The base holds no records and no lock of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from basaltmq.durability import Durability
+from basaltmq.errors import InvalidArgumentError
+from basaltmq.store.api import Store
+from basaltmq.store.batch import Batch
+from basaltmq.streams.adapter import SHARDS_LISTED_MAX, Clock, ShardInfo
+from basaltmq.streams.leaders import Leaders, OneNode, require_leader
+from basaltmq.streams.offsets import Offsets, TopicPartition
+from basaltmq.streams.shards import Engine, ShardMeta, Shards, ShardSpec
+
+
+class EngineBase:
+    """The part of a `StorageAdapter` that does not depend on where records are."""
+
+    engine: Engine
+
+    def __init__(
+        self, store: Store, shards: Shards, offsets: Offsets, clock_ms: Clock, leaders: Leaders | None = None
+    ) -> None:
+        self._store = store
+        self._shards = shards
+        self._offsets = offsets
+        self._clock_ms = clock_ms
+        self._leaders = leaders or OneNode()
+
+    def create_shard(self, spec: ShardSpec) -> ShardMeta:
+        if spec.engine is not self.engine:
+            raise InvalidArgumentError(f"a shard of engine {spec.engine} cannot be made by engine {self.engine}")
+        meta = self._shards.create([self.place(spec)])[0]
+        self._sync_rows()
+        return meta
+
+    def place(self, spec: ShardSpec) -> ShardSpec:
+        return spec
+
+    def delete_shard(self, shard: int) -> None:
+        batch = Batch()
+        self.plan_delete(batch, shard)
+        try:
+            self._store.write(batch)
+        except BaseException:
+            self.revive(shard)
+            raise
+        self.forget(shard)
+        self._sync_rows()
+
+    def list_shard(self, after: int = 0, limit: int = SHARDS_LISTED_MAX) -> list[ShardInfo]:
+        limit = min(limit, SHARDS_LISTED_MAX)
+        metas = list(self._shards.listed(after, limit, self.engine))
+        return [self.shard_info(meta.number) for meta in metas]
+
+    def get_offset_by_group(self, group: str, shards: Sequence[int]) -> dict[int, int]:
+        names = {shard: self._name_of(shard) for shard in shards}
+        found = self._offsets.committed(group, list(names.values()))
+        return {shard: found[at].offset for shard, at in names.items() if at in found}
+
+    def commit_offset(self, group: str, offsets: Mapping[int, int]) -> None:
+        self._offsets.commit(group, {self._name_of(shard): offset for shard, offset in offsets.items()})
+
+    def plan_delete(self, batch: Batch, shard: int) -> None:
+        raise NotImplementedError
+
+    def forget(self, shard: int) -> None:
+        raise NotImplementedError
+
+    def revive(self, shard: int) -> None:
+        raise NotImplementedError
+
+    def shard_info(self, shard: int) -> ShardInfo:
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        self._sync_rows()
+
+    def _sync_rows(self) -> None:
+        """Make what was written to the store durable."""
+        self._store.sync()
+
+    def _name_of(self, shard: int) -> TopicPartition:
+        meta = self._own(shard)
+        return meta.topic_id, meta.partition
+
+    def _own(self, shard: int) -> ShardMeta:
+        """The row of a shard, which must be one of this engine's."""
+        meta = self._shards.get(shard)
+        if meta.engine is not self.engine:
+            raise InvalidArgumentError(f"shard {shard} is kept by engine {meta.engine}, not by {self.engine}")
+        return meta
+
+    def _require_leader(self, shard: int) -> None:
+        require_leader(self._leaders, shard)
+
+    def _level(self, meta: ShardMeta, durability: Durability | None) -> Durability:
+        return meta.config.durability if durability is None else durability

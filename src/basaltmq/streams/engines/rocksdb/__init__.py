@@ -1,0 +1,1 @@
+"""The engine that stores records as RocksDB rows."""

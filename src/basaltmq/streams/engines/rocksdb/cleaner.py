@@ -1,0 +1,205 @@
+"""Retention, expiry and key compaction of the RocksDB engine, a bounded step at a time.
+
+A step has one budget of records, spent on three things in turn: records that are due (their rows are sorted by time
+over all shards), then shard by shard the start offset, then a pass over the shard's keys. A pass walks the key rows
+in order of hash; what it remembers between steps (how far it came, which offsets it may judge) is in memory only: after
+a restart it begins again, and judges the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from basaltmq.errors import ShardNotFoundError
+from basaltmq.store.api import Store
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
+from basaltmq.streams.engines.retention import (
+    RECORDS_PER_STEP,
+    CompactionPass,
+    Extent,
+    Rounds,
+    age_time_ms,
+    is_tombstone,
+    pass_is_due,
+    start_offset_after,
+    tombstone_goes,
+)
+from basaltmq.streams.engines.rocksdb.record_row import decode_row, row_times
+from basaltmq.streams.shards import Engine, ShardConfig, ShardMeta, Shards
+
+if TYPE_CHECKING:
+    from basaltmq.streams.engines.rocksdb.engine import RocksdbEngine, Tail
+
+RECORDS: Final = Family.STREAM_RECORDS
+INDEX: Final = Family.STREAM_RECORD_INDEX
+
+PASSES_MAX: Final = 10_000
+"""Shards whose last pass is remembered; a forgotten one is passed over again."""
+
+_KEY_ROWS_PER_BATCH: Final = 1_000
+
+
+class Cleaner:
+    """Executes what `retention` decides."""
+
+    def __init__(self, store: Store, shards: Shards, engine: RocksdbEngine) -> None:
+        self._store = store
+        self._engine = engine
+        self._rounds = Rounds(shards, Engine.ROCKSDB)
+        self._shards = shards
+        self._passes: dict[int, CompactionPass] = {}
+
+    def forget(self, shard: int) -> None:
+        self._passes.pop(shard, None)
+
+    def step(self, now_ms: int) -> int:
+        gone = self._expire(now_ms)
+        left = RECORDS_PER_STEP
+        for meta in self._rounds.step():
+            try:
+                removed = self._retain(meta, now_ms)
+                looked, compacted = self._compact(meta, now_ms, left) if meta.config.compact else (0, 0)
+            except ShardNotFoundError:
+                # Deleted since the page was read.
+                continue
+            gone += removed + compacted
+            left -= removed + looked
+            if left <= 0:
+                break
+        return gone
+
+    def _expire(self, now_ms: int) -> int:
+        due: dict[int, list[tuple[bytes, int]]] = {}
+        rows = self._store.scan(INDEX, b"E", keys.stream_expiry_bound(now_ms + 1))
+        for key, _ in islice(rows, RECORDS_PER_STEP):
+            _, shard, offset = keys.decode_stream_expiry_key(key)
+            due.setdefault(shard, []).append((key, offset))
+        gone = 0
+        for shard, entries in due.items():
+            batch = Batch()
+            for key, _ in entries:
+                batch.delete(INDEX, key)
+            try:
+                tail = self._engine.tail_of(shard)
+            except ShardNotFoundError:
+                self._store.write(batch)
+                continue
+            with tail.lock:
+                going = [keys.stream_record_key(shard, offset) for _, offset in entries]
+                gone += self._engine.remove(tail, self._shards.get(shard).config, going, batch)
+        return gone
+
+    def _retain(self, meta: ShardMeta, now_ms: int) -> int:
+        tail = self._engine.tail_of(meta.number)
+        gone = 0
+        with tail.lock:
+            tail.require()
+            target = start_offset_after(
+                meta.config, tail.start_offset, tail.records, tail.size_bytes, self._oldest(tail), now_ms
+            )
+            while tail.start_offset < target:
+                gone += self._engine.remove_before(tail, meta.config, target)
+        return gone
+
+    def _oldest(self, tail: Tail) -> Iterator[Extent]:
+        first = keys.stream_record_key(tail.number, tail.start_offset)
+        last = keys.stream_record_key(tail.number, tail.high_watermark)
+        if first >= last:
+            return
+        for key, row in islice(self._store.scan(RECORDS, first, last), RECORDS_PER_STEP):
+            stored_ms, timestamp_ms, _ = row_times(row)
+            offset = keys.decode_stream_record_key(key)[1]
+            yield Extent(offset + 1, 1, len(row), age_time_ms(timestamp_ms, stored_ms))
+
+    def _compact(self, meta: ShardMeta, now_ms: int, limit: int) -> tuple[int, int]:
+        """(key rows looked at, records deleted) of a part of a pass."""
+        state = self._passes.get(meta.number)
+        if state is None:
+            if len(self._passes) >= PASSES_MAX:
+                self._passes.pop(next(iter(self._passes)))
+            state = self._passes[meta.number] = CompactionPass()
+        tail = self._engine.tail_of(meta.number)
+        if not state.is_running and not self._begin(state, tail, now_ms):
+            return 0, 0
+        looked = gone = 0
+        while state.is_running and looked < max(limit, 1):
+            with tail.lock:
+                tail.require()
+                rows = self._key_rows(meta.number, state.at)
+                looked += len(rows)
+                gone += self._judge(meta, tail, state, rows, now_ms)
+        return looked, gone
+
+    def _begin(self, state: CompactionPass, tail: Tail, now_ms: int) -> bool:
+        tombstone_due = state.tombstone_due_ms is not None and state.tombstone_due_ms <= now_ms
+        if not tombstone_due and not pass_is_due(tail.high_watermark, state.passed_to, tail.records):
+            return False
+        state.is_running = True
+        state.at = 0
+        state.bound = tail.high_watermark
+        state.tombstone_due_ms = None
+        return True
+
+    def _key_rows(self, shard: int, hash_from: int) -> list[tuple[int, int, bool]]:
+        """(hash, offset, is tombstone) of whole hashes; a pass ends where this is empty."""
+        first = keys.stream_index_key(b"K", shard, hash_from, 0)
+        _, last = keys.prefix_range(first[:9])
+        rows: list[tuple[int, int, bool]] = []
+        for key, value in self._store.scan(INDEX, first, last):
+            _, _, hashed, offset = keys.decode_stream_index_key(key)
+            if len(rows) >= _KEY_ROWS_PER_BATCH and hashed != rows[-1][0]:
+                break
+            rows.append((hashed, offset, bool(value)))
+        return rows
+
+    def _judge(
+        self, meta: ShardMeta, tail: Tail, state: CompactionPass, rows: list[tuple[int, int, bool]], now_ms: int
+    ) -> int:
+        by_hash: dict[int, list[tuple[int, bool]]] = {}
+        for hashed, offset, is_marked in rows:
+            if offset < state.bound:
+                by_hash.setdefault(hashed, []).append((offset, is_marked))
+        going: list[bytes] = []
+        for entries in by_hash.values():
+            if len(entries) > 1 or entries[0][1]:
+                going += self._superseded(meta, state, [offset for offset, _ in entries], now_ms)
+        gone = self._engine.remove(tail, meta.config, going) if going else 0
+        if not rows or rows[-1][0] == (1 << 64) - 1:
+            state.is_running = False
+            state.passed_to = state.bound
+        else:
+            state.at = rows[-1][0] + 1
+        return gone
+
+    def _superseded(self, meta: ShardMeta, state: CompactionPass, offsets: list[int], now_ms: int) -> list[bytes]:
+        """Of records whose keys have one hash, those that go."""
+        row_keys = [keys.stream_record_key(meta.number, offset) for offset in offsets]
+        latest: dict[bytes, tuple[bytes, bytes]] = {}
+        going: list[bytes] = []
+        for row_key, row in zip(row_keys, self._store.get_many(RECORDS, row_keys), strict=True):
+            if row is None:
+                continue
+            key = decode_row(row_key, row).key
+            assert key is not None, "the key index names records with keys"
+            if key in latest:
+                going.append(latest[key][0])
+            latest[key] = (row_key, row)
+        for row_key, row in latest.values():
+            record = decode_row(row_key, row)
+            if is_tombstone(record.value):
+                stored_ms, timestamp_ms, _ = row_times(row)
+                self._tombstone(meta.config, state, row_key, age_time_ms(timestamp_ms, stored_ms), going, now_ms)
+        return going
+
+    def _tombstone(
+        self, config: ShardConfig, state: CompactionPass, row_key: bytes, time_ms: int, going: list[bytes], now_ms: int
+    ) -> None:
+        if tombstone_goes(config, time_ms, now_ms):
+            going.append(row_key)
+            return
+        due_ms = time_ms + config.tombstone_retention_ms
+        state.tombstone_due_ms = due_ms if state.tombstone_due_ms is None else min(state.tombstone_due_ms, due_ms)

@@ -1,0 +1,1 @@
+"""The engine that stores records in segment files of the log."""

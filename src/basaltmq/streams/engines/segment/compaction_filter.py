@@ -1,0 +1,130 @@
+"""Decides which records of a frame stay in a compaction."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+from basaltmq.log.batches.columnar import ColumnBatch
+from basaltmq.log.batches.record import NEVER, StoredRecord
+from basaltmq.streams.adapter import hash64
+from basaltmq.streams.engines.retention import CompactionPass, age_time_ms, is_tombstone, tombstone_goes
+from basaltmq.streams.engines.segment.index.rows import Entry
+from basaltmq.streams.engines.segment.latest_keys import LatestKeys
+from basaltmq.streams.engines.segment.state import SegmentShard
+from basaltmq.streams.shards import ShardConfig
+
+if TYPE_CHECKING:
+    from basaltmq.streams.engines.segment.engine import SegmentEngine
+
+KEY_MAPS_MAX: Final = 64
+"""Frames whose keys are remembered during a step."""
+
+
+class Judge:
+    """Decides which records of a frame stay."""
+
+    def __init__(
+        self,
+        engine: SegmentEngine,
+        state: SegmentShard,
+        config: ShardConfig,
+        progress: CompactionPass | None,
+        now_ms: int,
+        noted: LatestKeys | None = None,
+    ) -> None:
+        """Without a pass only deleted and expired records go. `noted`: the keys, where they are not indexed."""
+        self._engine = engine
+        self._state = state
+        self._config = config
+        self._progress = progress
+        self._now_ms = now_ms
+        self._noted = noted
+        self._maps: OrderedDict[int, dict[bytes, int]] = OrderedDict()
+
+    def live(self, entry: Entry, batch: ColumnBatch) -> int:
+        """Records of a frame that count as kept so far."""
+        start = self._state.start_offset
+        deleted = self._deleted(entry)
+        return sum(offset >= start and offset not in deleted for offset in offsets_of(entry, batch))
+
+    def kept(self, entry: Entry, batch: ColumnBatch) -> list[StoredRecord]:
+        deleted = self._deleted(entry)
+        start = self._state.start_offset
+        latest = {} if self._progress is None else self._latest(entry, batch)
+        kept = []
+        for record in batch.records(entry.base_offset):
+            if record.offset < start or record.offset in deleted:
+                continue
+            if record.expire_at_ms != NEVER and record.expire_at_ms <= self._now_ms:
+                continue
+            key = record.key
+            if key is not None and self._progress is not None:
+                if latest.get(key, -1) > record.offset or self._is_superseded(entry, key):
+                    continue
+                if is_tombstone(record.value) and self._tombstone_goes(record.timestamp_ms, entry):
+                    continue
+            kept.append(record)
+        return kept
+
+    def _tombstone_goes(self, timestamp_ms: int, entry: Entry) -> bool:
+        time_ms = age_time_ms(timestamp_ms, entry.store_time_ms)
+        if tombstone_goes(self._config, time_ms, self._now_ms):
+            return True
+        due_ms = time_ms + self._config.tombstone_retention_ms
+        progress = self._progress
+        assert progress is not None, "tombstones are judged in a pass"
+        if progress.tombstone_due_ms is None or due_ms < progress.tombstone_due_ms:
+            progress.tombstone_due_ms = due_ms
+        return False
+
+    def _is_superseded(self, entry: Entry, key: bytes) -> bool:
+        """Does a later frame below the pass's bound have this very key?"""
+        if not self._config.index_keys:
+            assert self._noted is not None, "keys are noted before records are judged by them"
+            return self._noted.latest(key) > entry.last_offset
+        index = self._engine.index
+        number = self._state.number
+        for last_offset in index.holders(b"K", number, hash64(key), entry.last_offset + 1):
+            if self._progress is None or last_offset >= self._progress.bound:
+                return False
+            known = self._maps.get(last_offset)
+            if known is None:
+                later = index.entry(number, last_offset)
+                batch = None if later is None else self._engine.seen_of(self._state, later)
+                if later is None or batch is None:
+                    continue
+                known = self._latest(later, batch)
+            if key in known:
+                return True
+        return False
+
+    def seen_keys(self, entry: Entry) -> dict[bytes, int]:
+        """The latest live offset of each key in a frame, none if it was aborted."""
+        batch = self._engine.seen_of(self._state, entry)
+        return {} if batch is None else self._latest(entry, batch)
+
+    def _latest(self, entry: Entry, batch: ColumnBatch) -> dict[bytes, int]:
+        """The latest live offset of each key in a frame."""
+        known = self._maps.get(entry.last_offset)
+        if known is None:
+            deleted = self._deleted(entry)
+            known = {
+                key: offset
+                for key, offset in zip(batch.keys(), offsets_of(entry, batch), strict=True)
+                if key is not None and offset not in deleted
+            }
+            self._maps[entry.last_offset] = known
+            if len(self._maps) > KEY_MAPS_MAX:
+                self._maps.popitem(last=False)
+        return known
+
+    def _deleted(self, entry: Entry) -> set[int]:
+        if not self._state.deleted:
+            return set()
+        return set(self._engine.index.deleted(self._state.number, entry.base_offset, entry.last_offset))
+
+
+def offsets_of(entry: Entry, batch: ColumnBatch) -> list[int]:
+    deltas = batch.deltas()
+    return [entry.base_offset + delta for delta in (range(batch.count) if deltas is None else deltas)]

@@ -1,0 +1,1 @@
+"""The index of the segment engine: offsets, times, keys, tags and transactions."""

@@ -1,0 +1,427 @@
+"""What a read of the segment engine found: frames, whole or in part, made into records or Arrow on demand.
+
+Whole frames cost nothing per record until somebody asks for records; for Arrow they never do. Only the frames at the
+edges of a read, and those with deleted or expired records, are looked into.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+from basaltmq.errors import BasaltError, SegmentGoneError
+from basaltmq.log.batches.columnar import OFFSET_DELTAS, ColumnBatch, directory_of
+from basaltmq.log.batches.record import NEVER, TIMESTAMP_MS_MAX, StoredRecord, record_size_bytes
+from basaltmq.log.batches.run import Cut, Run, Taken, take_runs
+from basaltmq.log.lane import Lane
+from basaltmq.streams.adapter import Budget
+from basaltmq.streams.batch_cursor import BatchCursor
+from basaltmq.streams.engines.segment.index.rows import Entry
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+READ_RUN_BYTES: Final = 5 << 18
+"""Neighbouring frames read at once: enough to make the call cheap, little enough to stay in the processor's cache."""
+
+KEPT_BYTES: Final = 16 << 20
+"""Twice of this may stay with the process after it was freed: more than one read of the largest default size takes."""
+
+BOOKMARKS_MAX: Final = 4096
+"""Readers on their way through a shard that are remembered, some 200 bytes each."""
+
+Cutter: TypeAlias = Callable[[bytes], Cut]
+"""How parts of what was read are given to the checksum without a copy; see `log.arrow.cutter`."""
+
+
+def find_cutter() -> Cutter | None:
+    """Arrow's, where somebody loaded it: for this alone it would cost a broker some 33 MiB."""
+    if "pyarrow" not in sys.modules:
+        return None
+    from basaltmq.log.batches.arrow import cutter
+
+    return cutter
+
+
+def keep_freed_memory() -> None:
+    """Have the allocator keep what reads free for the next one, instead of giving it back to the system each time.
+
+    Memory that comes from the system anew costs a page fault every 4 KB, more than to read and to check the bytes in
+    it. glibc learns what to keep from the largest block that it had to ask for and was given back; this one is never
+    touched. Elsewhere it does nothing.
+    """
+    bytes(KEPT_BYTES)
+
+
+class Wanted(NamedTuple):
+    """Which records a read is for."""
+
+    marks: Callable[[ColumnBatch], list[bool]]
+    is_meant: Callable[[StoredRecord], bool]
+
+
+class Place(NamedTuple):
+    """Where a frame of a shard lies, and how large it and its neighbours are likely to be."""
+
+    base_offset: int
+    position: int
+    size_bytes: int
+    records: int
+    data_bytes: int = 0
+    """What such a frame takes of a read's budget; 0 if it is not known."""
+
+
+class Bookmarks:
+    """Where readers of shards stopped, so that who reads on need not ask the index.
+
+    A bookmark is a guess: the frame found there says itself, under its checksums, whether it is the one. It is used
+    once, and left again by the read that used it.
+    """
+
+    def __init__(self, limit: int = BOOKMARKS_MAX) -> None:
+        self._limit = limit
+        self._places: dict[tuple[int, int], Place] = {}
+        self._lock = threading.Lock()
+
+    def take(self, shard: int, offset: int) -> Place | None:
+        return self._places.pop((shard, offset), None)
+
+    def leave(self, shard: int, place: Place) -> None:
+        with self._lock:
+            self._places[shard, place.base_offset] = place
+            if len(self._places) > self._limit:
+                for oldest in list(self._places)[: self._limit // 2]:
+                    self._places.pop(oldest, None)
+
+
+class Part:
+    """Some records of one frame: all of them, a run, or those marked."""
+
+    __slots__ = ("base_offset", "batch", "begin", "end", "marks")
+
+    def __init__(
+        self, base_offset: int, batch: ColumnBatch, begin: int, end: int, marks: list[bool] | None = None
+    ) -> None:
+        self.base_offset = base_offset
+        self.batch = batch
+        self.begin = begin
+        self.end = end
+        self.marks = marks
+        """Of the records from `begin` to `end`, those meant."""
+
+    def __len__(self) -> int:
+        return self.end - self.begin if self.marks is None else sum(self.marks)
+
+    def as_run(self) -> Run | None:
+        """The frame as a run of one, if all of it is meant, it has no holes, and its times need no clamping."""
+        batch = self.batch
+        if self.marks is not None or self.end - self.begin != batch.count or OFFSET_DELTAS in batch.extents:
+            return None
+        if batch.timestamp_max_ms > TIMESTAMP_MS_MAX:
+            return None
+        return Run(batch.source, self.base_offset, batch.count, batch.extents, len(batch.body), [batch.begin])
+
+    def records(self) -> list[StoredRecord]:
+        records = self.batch.records(self.base_offset)
+        if self.end - self.begin != len(records):
+            records = records[self.begin : self.end]
+        return records if self.marks is None else list(compress(records, self.marks))
+
+    def arrow(self) -> pa.RecordBatch:
+        from basaltmq.log.batches.arrow import masked, to_arrow
+
+        whole = to_arrow(self.batch, self.base_offset)
+        if self.end - self.begin != self.batch.count:
+            whole = whole.slice(self.begin, self.end - self.begin)
+        return whole if self.marks is None else masked(whole, self.marks)
+
+
+class RecordsPart:
+    """Records of a Kafka batch, decoded one by one."""
+
+    __slots__ = ("_records",)
+
+    def __init__(self, records: list[StoredRecord]) -> None:
+        self._records = records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def records(self) -> list[StoredRecord]:
+        return self._records
+
+    def arrow(self) -> pa.RecordBatch:
+        from basaltmq.log.batches.arrow import to_arrow
+
+        records = self._records
+        base = records[0].offset
+        is_dense = records[-1].offset - base == len(records) - 1
+        deltas = None if is_dense else [record.offset - base for record in records]
+        return to_arrow(ColumnBatch.from_records(records, 0, deltas), base)
+
+
+class FramesRead:
+    """A `ReadBatch` over frames."""
+
+    __slots__ = ("_parts", "high_watermark", "next_offset", "start_offset")
+
+    def __init__(
+        self, parts: Sequence[Part | RecordsPart | Run], next_offset: int, start_offset: int, high_watermark: int
+    ) -> None:
+        self._parts = parts
+        self.next_offset = next_offset
+        self.start_offset = start_offset
+        self.high_watermark = high_watermark
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def records(self) -> list[StoredRecord]:
+        if len(self._parts) == 1:
+            return self._parts[0].records()
+        return [record for part in self._parts for record in part.records()]
+
+    def arrow(self) -> pa.RecordBatch:
+        from basaltmq.log.batches.arrow import concatenated, joined
+
+        batches: list[pa.RecordBatch] = []
+        runs: list[Run] = []
+        for part in self._parts:
+            run = part.as_run() if isinstance(part, Part) else part
+            if isinstance(run, Run):
+                runs.append(run)
+                continue
+            assert not isinstance(part, Run)
+            if runs:
+                batches.append(joined(runs))
+                runs = []
+            batches.append(part.arrow())
+        if runs or not batches:
+            batches.append(joined(runs))
+        return concatenated(batches)
+
+
+def index_of(batch: ColumnBatch, base_offset: int, offset: int) -> int:
+    """How many records of a frame lie below an offset."""
+    if offset <= base_offset:
+        return 0
+    deltas = batch.deltas()
+    if deltas is None:
+        return min(batch.count, offset - base_offset)
+    return sum(base_offset + delta < offset for delta in deltas)
+
+
+def offset_at(batch: ColumnBatch, base_offset: int, at: int) -> int:
+    deltas = batch.deltas()
+    return base_offset + (at if deltas is None else deltas[at])
+
+
+def _likely(place: Place, taken: Taken) -> Place:
+    """The place with frames like those just taken."""
+    frames = sum([len(run.begins) for run in taken.runs])
+    if not frames:
+        return place
+    sizes = -(-taken.size_bytes // frames), max(1, taken.records // frames), max(1, taken.data_bytes // frames)
+    return Place(place.base_offset, place.position, *sizes)
+
+
+def _read_some(log: Lane, position: int, size_bytes: int) -> bytes:
+    """Bytes of the log, none where its segment ends."""
+    try:
+        return log.read(position, size_bytes)
+    except SegmentGoneError:
+        return b""
+
+
+class Taker:
+    """Takes records of frames, in order, until a read's budget is used up."""
+
+    def __init__(
+        self,
+        budget: Budget,
+        now_ms: int,
+        wanted: Wanted | None = None,
+        cutter: Cutter | None = None,
+    ) -> None:
+        self.parts: list[Part | RecordsPart | Run] = []
+        self.stopped_at: int | None = None
+        """The offset to go on with, once the budget did not allow more."""
+        self.is_full = False
+        self.is_over = False
+        """Frames that lie apart were picked, and the budget had no room for the next one."""
+        self.reached: Place | None = None
+        """Where the last walk met a frame that it could have taken but for the budget."""
+        self._cutter = cutter
+        self._budget = budget
+        self._now_ms = now_ms
+        self._wanted = wanted
+
+    def take(self, base_offset: int, batch: ColumnBatch, offset: int, end: int, deleted: Sequence[int]) -> bool:
+        """Take what lies in [offset, end) and is wanted; False when the read is full."""
+        budget = self._budget
+        begin = index_of(batch, base_offset, offset)
+        stop = index_of(batch, base_offset, end)
+        marks = self._marks(batch, base_offset, begin, stop, deleted)
+        if begin >= stop or (marks is not None and not any(marks)):
+            return True
+        if (
+            marks is None
+            and stop - begin == batch.count
+            and batch.count <= budget.records_left
+            and (size := directory_of(batch.body).data_bytes) <= budget.bytes_left
+        ):
+            budget.taken += batch.count
+            budget.records_left -= batch.count
+            budget.bytes_left -= size
+            self.parts.append(Part(base_offset, batch, 0, batch.count))
+            return True
+        return self._take_some(base_offset, batch, begin, stop, marks)
+
+    def take_records(self, cursor: BatchCursor, offset: int, end: int, deleted: Sequence[int]) -> bool:
+        """The same for a Kafka batch, which is decoded as far as the budget goes.
+
+        An error inside the batch is raised if it comes first; else the next read begins with it.
+        """
+        budget = self._budget
+        gone = set(deleted)
+        is_meant = None if self._wanted is None else self._wanted.is_meant
+        found: list[StoredRecord] = []
+        is_whole = True
+        try:
+            while (record := cursor.take(offset)) is not None and record.offset < end:
+                if record.offset in gone or (is_meant is not None and not is_meant(record)):
+                    continue
+                if budget.records_left <= 0 or not budget.take(record_size_bytes(record)):
+                    cursor.put_back(record)
+                    self.stopped_at = record.offset
+                    self.is_full = True
+                    is_whole = False
+                    break
+                found.append(record)
+        except BasaltError:
+            if not found:
+                raise
+            self.stopped_at = cursor.next_offset
+            self.is_full = True
+            is_whole = False
+        if found:
+            self.parts.append(RecordsPart(found))
+        return is_whole
+
+    def walk(self, log: Lane, shard: int, first: Place, end: int) -> int:
+        """Take whole plain frames that follow one another in the log, beginning with `first`; the offset after them.
+
+        No index is asked and no record looked at. Stops at anything out of the ordinary, which is then read with care.
+        """
+        budget = self._budget
+        expected = first.base_offset
+        position = first.position
+        # Frames to come are taken to be like the first one.
+        record_bytes = first.size_bytes // max(1, first.records) + 1
+        self.reached = None
+        while expected < end:
+            likely = budget.bytes_left + budget.bytes_left // 8
+            if first.data_bytes:
+                likely = -(-budget.bytes_left // first.data_bytes) * first.size_bytes
+            likely = min(likely, record_bytes * budget.records_left)
+            raw = _read_some(log, position, max(first.size_bytes, min(READ_RUN_BYTES, likely + first.size_bytes)))
+            cut = None if self._cutter is None else self._cutter(raw)
+            taken = take_runs(log.seed, raw, shard, expected, end, budget.records_left, budget.bytes_left, cut)
+            self._take_runs(taken)
+            expected = taken.next_offset
+            position += taken.size_bytes
+            if not taken.runs or not taken.is_cut:
+                if taken.is_next:
+                    self.reached = _likely(Place(expected, position, first.size_bytes, first.records), taken)
+                break
+        return expected
+
+    def frames_wanted(self, first: Entry, most: int) -> int:
+        """How many frames like the first one the budget has room for: two at least, so that neighbours are seen."""
+        budget = self._budget
+        by_bytes = budget.bytes_left // first.size_bytes + 1
+        return max(2, min(most, by_bytes, budget.records_left // max(1, first.records) + 1))
+
+    def pick(self, log: Lane, shard: int, entries: Iterator[Entry], offset: int, end: int) -> int:
+        """Take whole plain frames that lie apart in the log, by their index entries; the offset after them.
+
+        They are put end to end and then taken like neighbours, so what `walk` leaves to others is left here too.
+        """
+        budget = self._budget
+        expected = offset
+        is_more = True
+        while is_more and expected < end:
+            pieces: list[bytes] = []
+            size = records = 0
+            reached = expected
+            is_more = False
+            for entry in entries:
+                if entry.base_offset != reached or reached >= end:
+                    break
+                pieces.append(log.read(entry.position, entry.size_bytes))
+                size += entry.size_bytes
+                records += entry.records
+                reached = entry.last_offset + 1
+                if size >= READ_RUN_BYTES or size > budget.bytes_left or records >= budget.records_left:
+                    is_more = True
+                    break
+            raw = b"".join(pieces)
+            cut = None if self._cutter is None else self._cutter(raw)
+            taken = take_runs(log.seed, raw, shard, expected, end, budget.records_left, budget.bytes_left, cut)
+            self._take_runs(taken)
+            expected = taken.next_offset
+            if expected != reached:
+                self.is_over = taken.is_next
+                break
+        return expected
+
+    def _take_runs(self, taken: Taken) -> None:
+        budget = self._budget
+        budget.taken += taken.records
+        budget.records_left -= taken.records
+        budget.bytes_left -= taken.data_bytes
+        self.parts += taken.runs
+        # A read that has something ends with a frame rather than inside one.
+        self.is_full = taken.is_full and bool(self.parts)
+
+    def _take_some(self, base_offset: int, batch: ColumnBatch, begin: int, stop: int, marks: list[bool] | None) -> bool:
+        budget = self._budget
+        sizes = batch.sizes()
+        at = begin
+        while at < stop:
+            is_meant = marks is None or marks[at - begin]
+            if is_meant and (budget.records_left <= 0 or not budget.take(sizes[at])):
+                break
+            at += 1
+        if at > begin:
+            part = Part(base_offset, batch, begin, at, None if marks is None else marks[: at - begin])
+            if len(part):
+                self.parts.append(part)
+        if at == stop:
+            return True
+        self.stopped_at = offset_at(batch, base_offset, at)
+        self.is_full = True
+        return False
+
+    def _marks(
+        self, batch: ColumnBatch, base_offset: int, begin: int, stop: int, deleted: Sequence[int]
+    ) -> list[bool] | None:
+        """Which records between `begin` and `stop` are meant; None if all are."""
+        marks: list[bool] | None = None
+        if self._wanted is not None:
+            marks = self._wanted.marks(batch)[begin:stop]
+        expiries = batch.expiries()
+        if expiries is not None:
+            now_ms = self._now_ms
+            alive = [time_ms == NEVER or time_ms > now_ms for time_ms in expiries[begin:stop]]
+            marks = alive if marks is None else [a and b for a, b in zip(marks, alive, strict=True)]
+        if deleted:
+            gone = set(deleted)
+            deltas = batch.deltas()
+            places = range(begin, stop) if deltas is None else deltas[begin:stop]
+            marks = marks or [True] * (stop - begin)
+            marks = [mark and base_offset + place not in gone for mark, place in zip(marks, places, strict=True)]
+        return None if marks is not None and all(marks) else marks

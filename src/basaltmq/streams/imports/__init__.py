@@ -1,0 +1,1 @@
+"""Bulk imports: files staged and appended to topics, exactly once."""

@@ -1,0 +1,239 @@
+"""Who gets the next messages: the least loaded first, nobody starved, nothing lost with a caller that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from basaltmq.errors import AccessRefusedError, QueueNotFoundError
+from basaltmq.protocols.grpc.services.waiting_consumers import LOAD_SOFT_MAX, Party, Takers
+from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.queues.leases.delivery import Delivery
+from basaltmq.queues.plane import QueuePlane
+from basaltmq.store.memory import MemoryStore
+from basaltmq.store.sync.group_commit import GroupCommit
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.commit = GroupCommit(self.store)
+        self.plane = QueuePlane(self.store, self.commit)
+        self.plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
+        self.takers = Takers(self.plane, asyncio.get_running_loop())
+
+    def fill(self, count: int) -> None:
+        self.plane.enqueue("q", [b"%d" % i for i in range(count)])
+
+    def party(self, load: int = 0) -> Party:
+        party = Party()
+        party.load = load
+        self.takers.join("q", party)
+        return party
+
+    def take(
+        self, count: int = 1, party: Party | None = None, timeout_s: float | None = None
+    ) -> asyncio.Task[list[Delivery]]:
+        return asyncio.create_task(
+            self.takers.take("q", count, consumer="c", party=party, visibility_ms=0, timeout_s=timeout_s)
+        )
+
+
+def run(test: Callable[[Bench], Awaitable[None]]) -> None:
+    async def inside() -> None:
+        bench = Bench()
+        try:
+            await asyncio.wait_for(test(bench), 30)
+        finally:
+            bench.plane.close()
+            bench.commit.close()
+
+    asyncio.run(inside())
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_what_is_ready_is_had_at_once_and_what_comes_is_waited_for() -> None:
+    async def test(bench: Bench) -> None:
+        bench.fill(3)
+        assert len(await bench.take(2)) == 2
+        assert len(await bench.take(2)) == 1
+        assert await bench.take(timeout_s=0) == []
+        waiting = bench.take()
+        await turns()
+        assert not waiting.done()
+        bench.fill(1)
+        assert len(await waiting) == 1
+
+    run(test)
+
+
+def test_a_wait_ends_with_its_time() -> None:
+    async def test(bench: Bench) -> None:
+        assert await bench.take(timeout_s=0.01) == []
+        bench.fill(1)
+        assert len(await bench.take()) == 1, "who left the line takes nothing"
+
+    run(test)
+
+
+def test_the_least_loaded_is_served_first() -> None:
+    async def test(bench: Bench) -> None:
+        busy, idle = bench.party(load=10), bench.party(load=0)
+        first, second = bench.take(1, busy), bench.take(1, idle)
+        await turns()
+        bench.fill(1)
+        await turns()
+        assert second.done()
+        assert not first.done()
+        bench.fill(1)
+        assert len(await first) == 1
+
+    run(test)
+
+
+def test_a_full_party_waits_while_another_has_room_and_not_when_all_are_full() -> None:
+    async def test(bench: Bench) -> None:
+        full, other = bench.party(load=LOAD_SOFT_MAX), bench.party(load=5)
+        waiting = bench.take(1, full)
+        bench.fill(1)
+        await turns()
+        assert not waiting.done(), "the other will come for it"
+        other.load = LOAD_SOFT_MAX
+        bench.takers.lighter("q")
+        assert len(await waiting) == 1
+
+    run(test)
+
+
+def test_who_does_not_wait_gets_what_a_full_party_must_leave() -> None:
+    async def test(bench: Bench) -> None:
+        full, _ = bench.party(load=LOAD_SOFT_MAX), bench.party(load=5)
+        waiting = bench.take(1, full)
+        bench.fill(1)
+        await turns()
+        assert len(await bench.take(1, timeout_s=0)) == 1
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    run(test)
+
+
+def test_who_does_not_wait_goes_behind_who_does() -> None:
+    async def test(bench: Bench) -> None:
+        waiting = bench.take()
+        await turns()
+        bench.fill(1)
+        assert await bench.take(1, timeout_s=0) == []
+        assert len(await waiting) == 1
+
+    run(test)
+
+
+def test_a_party_that_takes_nothing_holds_nobody_up() -> None:
+    async def test(bench: Bench) -> None:
+        full, stuck = bench.party(load=LOAD_SOFT_MAX), bench.party(load=1)
+        waiting = bench.take(1, full)
+        bench.fill(1)
+        await turns()
+        assert not waiting.done()
+        stuck.is_stalled = True
+        bench.takers.lighter("q")
+        assert len(await waiting) == 1
+
+    run(test)
+
+
+def test_a_consumer_alone_is_not_limited() -> None:
+    async def test(bench: Bench) -> None:
+        alone = bench.party(load=10 * LOAD_SOFT_MAX)
+        bench.fill(1)
+        assert len(await bench.take(1, alone)) == 1
+
+    run(test)
+
+
+def test_several_who_wait_share_what_comes() -> None:
+    async def test(bench: Bench) -> None:
+        waiting = [bench.take(100, bench.party()) for _ in range(4)]
+        await turns()
+        bench.fill(40)
+        shares = [len(each) for each in await asyncio.gather(*waiting)]
+        assert sum(shares) == 40
+        assert min(shares) >= 10
+
+    run(test)
+
+
+@pytest.mark.spec("C7")
+def test_a_caller_that_is_cancelled_with_messages_in_its_hands_gives_them_back() -> None:
+    async def test(bench: Bench) -> None:
+        party = bench.party()
+        waiting = bench.take(5, party)
+        await turns()
+        bench.fill(5)
+        # Served in this turn, cancelled before its task runs.
+        while bench.plane.stats("q")["leased"] == 0:
+            await asyncio.sleep(0)
+            waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert bench.plane.stats("q")["ready"] == 5
+
+    run(test)
+
+
+def test_a_cancelled_caller_leaves_the_line_to_the_next() -> None:
+    async def test(bench: Bench) -> None:
+        first, second = bench.take(), bench.take()
+        await turns()
+        first.cancel()
+        await turns()
+        bench.fill(1)
+        assert len(await second) == 1
+
+    run(test)
+
+
+def test_a_deleted_queue_ends_every_wait() -> None:
+    async def test(bench: Bench) -> None:
+        waiting = [bench.take(), bench.take(1, bench.party())]
+        await turns()
+        bench.plane.delete("q")
+        for each in waiting:
+            with pytest.raises(QueueNotFoundError):
+                await each
+
+    run(test)
+
+
+def test_a_party_that_is_refused_stops_waiting() -> None:
+    async def test(bench: Bench) -> None:
+        party = bench.party()
+        waiting, other = bench.take(1, party), bench.take()
+        await turns()
+        bench.takers.refuse("q", party, AccessRefusedError("no more"))
+        with pytest.raises(AccessRefusedError):
+            await waiting
+        bench.fill(1)
+        assert len(await other) == 1
+
+    run(test)
+
+
+def test_nothing_is_kept_of_queues_nobody_waits_at() -> None:
+    async def test(bench: Bench) -> None:
+        party = bench.party()
+        await bench.take(timeout_s=0.01)
+        assert bench.takers.parties("q") == 1
+        bench.takers.leave("q", party)
+        assert bench.takers.parties("q") == 0
+        assert bench.takers._lines == {}
+        assert "q" not in bench.plane._waiters
+
+    run(test)

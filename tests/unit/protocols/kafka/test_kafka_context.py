@@ -1,0 +1,387 @@
+"""Requests against a stream plane of their own, without a broker around it."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import google_crc32c
+import pytest
+
+from basaltmq.broker.consumers.stream_queue import StreamQueues
+from basaltmq.durability import Durability
+from basaltmq.errors import CorruptionError, InvalidConfigError
+from basaltmq.log.batches.kafka import KafkaHeader, encode_plain, read_header, records
+from basaltmq.log.batches.record import Record
+from basaltmq.protocols.kafka.configs import topic_config
+from basaltmq.protocols.kafka.context import Answer, Client, Desk, Settings
+from basaltmq.protocols.kafka.deadline import Deadline
+from basaltmq.protocols.kafka.fetch import fetch
+from basaltmq.protocols.kafka.transactions import producers as producers_module
+from basaltmq.protocols.kafka.transactions.producers import Producers
+from basaltmq.protocols.kafka.wire import api as k
+from basaltmq.protocols.kafka.wire import errors as e
+from basaltmq.protocols.kafka.wire.api import APIS, Request
+from basaltmq.protocols.kafka.wire.errors import Refused
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
+from basaltmq.store.open import open_store
+from basaltmq.store.rocks import RocksStore
+from basaltmq.streams.engines.segment.engine import SegmentEngine
+from basaltmq.streams.engines.segment.producers_row import (
+    Known,
+    Producer,
+    decode_row,
+    encode_row,
+    known_to,
+    recover,
+    take_back,
+)
+
+
+class Anybody:
+    """A client that may do everything."""
+
+    client_id = host = "anybody"
+    fetch_session = None
+
+    def __init__(self) -> None:
+        self.deadline = Deadline()
+
+    def unsent_bytes(self) -> int | None:
+        return 0
+
+    def address(self) -> tuple[str, int]:
+        return "localhost", 9092
+
+    def check(self, kind: str, resource: str) -> None:
+        return
+
+    def may(self, kind: str, resource: str) -> bool:
+        return True
+
+
+class World:
+    def __init__(self, path: Path) -> None:
+        self.store: RocksStore = open_store(path)
+        self.streams = StreamQueues(
+            self.store, path, lambda: 1_700_000_000_000, visible=lambda queue: None, failed=lambda error: None
+        )
+        vhost = SimpleNamespace(name="/", streams=self.streams, store=self.store, is_up=True)
+        self.desk = Desk(cast(Any, None), cast(Any, vhost), Settings())
+
+    def topic(self, name: str, *settings: tuple[str, str]) -> tuple[SegmentEngine, int]:
+        self.desk.plane.topics.create(name, topic_config(settings, 1, Durability.WRITTEN))
+        return self.desk.engine(self.desk.topic(name), 0)
+
+    def fetch(self, topic: str, offset: int, max_bytes: int = 1 << 20) -> dict[str, Any]:
+        partition = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": max_bytes}
+        body = {
+            "session_id": 0,
+            "session_epoch": -1,
+            "max_wait_ms": 0,
+            "min_bytes": 1,
+            "max_bytes": max_bytes,
+            "isolation_level": 0,
+            "topics": [{"topic": topic, "topic_id": None, "partitions": [partition]}],
+            "forgotten_topics": [],
+        }
+
+        async def ask() -> Answer:
+            return fetch(self.desk, cast(Client, Anybody()), Request(APIS[k.FETCH], 12, 1, None, body))
+
+        answer = asyncio.run(ask())
+        assert isinstance(answer, dict)
+        found: dict[str, Any] = answer["topics"][0]["partitions"][0]
+        return found
+
+    def close(self) -> None:
+        self.streams.close()
+        self.store.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path / "store")
+    yield made
+    made.close()
+
+
+def batch_of(*values: bytes, producer: tuple[int, int, int] | None = None, key: bytes | None = None) -> bytes:
+    raw = encode_plain([Record(value, key, timestamp_ms=1_700_000_000_000) for value in values])
+    if producer is None:
+        return raw
+    covered = raw[21:43] + struct.pack(">qhi", *producer) + raw[57:]
+    return raw[:17] + struct.pack(">I", google_crc32c.value(covered)) + covered
+
+
+def positions(world: World, topic: str, offset: int, end: int) -> list[tuple[int, list[bytes]]]:
+    """Where a consumer goes from batch to batch, with what it finds at or after its place."""
+    steps = []
+    while offset < end:
+        found = world.fetch(topic, offset, max_bytes=1)
+        raw = b"".join(found["records"])
+        header = read_header(raw)
+        values = [each.value or b"" for each in records(raw) if each.offset >= offset]
+        after = header.base_offset + header.last_offset_delta + 1
+        assert after > offset, f"a consumer at {offset} would ask for ever"
+        steps.append((after, values))
+        offset = after
+    return steps
+
+
+def test_a_consumer_passes_over_what_was_deleted(world: World) -> None:
+    engine, shard = world.topic("holes")
+    for number in range(4):
+        engine.append_kafka(shard, batch_of(*(b"%d%d" % (number, at) for at in range(3))))
+    engine.delete_by_offset(shard, [1, 2, 3, 4, 5, 10, 11])
+    walked = positions(world, "holes", 0, 12)
+    assert walked[-1][0] == 12
+    assert [value for _, values in walked for value in values] == [b"00", b"20", b"21", b"22", b"30"]
+
+
+def test_a_batch_comes_back_as_it_went_in_but_for_its_offset(world: World) -> None:
+    engine, shard = world.topic("same")
+    engine.append_kafka(shard, batch_of(b"first"))
+    raw = batch_of(b"a", b"b")
+    engine.append_kafka(shard, raw)
+    (found,) = world.fetch("same", 1)["records"]
+    assert found[8:] == raw[8:]
+    assert read_header(found).base_offset == 1
+
+
+def test_what_earlier_processes_appended_is_known_from_row_and_log(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producers_module, "ROW_EVERY", 4)
+    engine, shard = world.topic("producers")
+    first = Producers(world.store)
+    pid, is_written = first.next_id()
+    assert is_written
+    for sequence in range(10):
+        raw = batch_of(b"%d" % sequence, producer=(pid, 0, sequence))
+        assert first.check(engine, shard, read_header(raw)) is None
+        first.appended(shard, read_header(raw), engine.append_kafka(shard, raw).base_offset)
+    # The process ends without a word: the row knows eight of them, the log all.
+    row = world.store.get(Family.PRODUCERS, keys.producers_key(shard))
+    assert row is not None
+    assert decode_row(row)[0] == 8
+    second = Producers(world.store)
+    assert second.next_id()[0] >= pid + producers_module.BLOCK
+    assert second.check(engine, shard, read_header(batch_of(b"9", producer=(pid, 0, 9)))) == 9
+    assert second.check(engine, shard, read_header(batch_of(b"5", producer=(pid, 0, 5)))) == 5
+    assert second.check(engine, shard, read_header(batch_of(b"10", producer=(pid, 0, 10)))) is None
+    with pytest.raises(Refused) as refused:
+        second.check(engine, shard, read_header(batch_of(b"12", producer=(pid, 0, 12))))
+    assert refused.value.code == e.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_a_row_that_counts_on_more_than_the_log_has_is_not_believed(world: World) -> None:
+    """A power loss may take back what was appended, and leave the row that was written after it."""
+    engine, shard = world.topic("beyond")
+    pid, _ = Producers(world.store).next_id()
+    for sequence in range(2):
+        engine.append_kafka(shard, batch_of(b"%d" % sequence, producer=(pid, 0, sequence)))
+    ahead = Producer(0)
+    ahead.batches.extend((sequence, sequence, sequence) for sequence in range(5))
+    batch = Batch()
+    batch.put(Family.PRODUCERS, keys.producers_key(shard), encode_row(5, Known({pid: ahead})))
+    world.store.write(batch)
+    producers = Producers(world.store)
+    assert producers.check(engine, shard, read_header(batch_of(b"1", producer=(pid, 0, 1)))) == 1
+    assert producers.check(engine, shard, read_header(batch_of(b"2", producer=(pid, 0, 2)))) is None, "it was lost"
+
+
+@pytest.mark.promise("P1", "P2")
+def test_what_is_compacted_or_deleted_is_known_when_it_is_sent_again_after_a_crash(world: World) -> None:
+    engine, shard = world.topic("compacted", ("cleanup.policy", "compact"))
+    producers = Producers(world.store)
+    pid, _ = producers.next_id()
+
+    def sent(sequence: int) -> KafkaHeader:
+        return read_header(batch_of(b"%d" % sequence, producer=(pid, 0, sequence), key=b"same"))
+
+    def compact() -> list[bytes]:
+        for _ in range(5):
+            engine.retain(1_700_000_000_000)
+        return [(record.value or b"") for record in engine.read_by_offset(shard, 0).records()]
+
+    def is_known_after_a_crash() -> None:
+        again = Producers(world.store)
+        assert [again.check(engine, shard, sent(sequence)) for sequence in (4, 5, 6)] == [4, 5, None]
+
+    for sequence in range(6):
+        raw = batch_of(b"%d" % sequence, producer=(pid, 0, sequence), key=b"same")
+        assert producers.check(engine, shard, read_header(raw)) is None
+        producers.appended(shard, read_header(raw), engine.append_kafka(shard, raw).base_offset)
+    row = world.store.get(Family.PRODUCERS, keys.producers_key(shard))
+    assert row is not None
+    assert known_to(row) == 0
+    engine.delete_by_offset(shard, [4])
+    # Only the batches tell of their producer, so compaction has it written down before they go.
+    assert compact() == [b"5"]
+    row = world.store.get(Family.PRODUCERS, keys.producers_key(shard))
+    assert row is not None
+    assert known_to(row) == 6
+    is_known_after_a_crash()
+
+
+@pytest.mark.spec("B10")
+def test_a_topic_goes_on_being_compacted_when_its_idempotent_producer_is_gone(world: World) -> None:
+    engine, shard = world.topic("mixed", ("cleanup.policy", "compact"))
+    producers = Producers(world.store)
+    pid, _ = producers.next_id()
+    raw = batch_of(b"0", producer=(pid, 0, 0), key=b"same")
+    assert producers.check(engine, shard, read_header(raw)) is None
+    producers.appended(shard, read_header(raw), engine.append_kafka(shard, raw).base_offset)
+    for value in (b"1", b"2", b"3"):
+        engine.append_kafka(shard, batch_of(value, key=b"same"))
+    for _ in range(5):
+        engine.retain(1_700_000_000_000)
+    assert [record.value for record in engine.read_by_offset(shard, 0).records()] == [b"3"]
+    assert Producers(world.store).check(engine, shard, read_header(raw)) == 0
+
+
+def test_compaction_goes_on_when_what_is_known_is_written_down(world: World) -> None:
+    engine, shard = world.topic("settled", ("cleanup.policy", "compact"))
+    producers = Producers(world.store)
+    pid, _ = producers.next_id()
+    sent(producers, engine, shard, pid, range(3))
+    producers.settle(shard)
+    assert row_end(world, shard) == 3
+    engine.retain(1_700_000_000_000)
+    assert [record.value for record in engine.read_by_offset(shard, 0).records()] == [b"2"]
+
+
+def sent(producers: Producers, engine: SegmentEngine, shard: int, pid: int, sequences: range) -> list[bytes]:
+    """Batches of one record, all with the same key, appended."""
+    batches = [batch_of(b"%d" % sequence, producer=(pid, 0, sequence), key=b"same") for sequence in sequences]
+    for raw in batches:
+        assert producers.check(engine, shard, read_header(raw)) is None
+        producers.appended(shard, read_header(raw), engine.append_kafka(shard, raw).base_offset)
+    return batches
+
+
+def row_end(world: World, shard: int) -> int:
+    raw = world.store.get(Family.PRODUCERS, keys.producers_key(shard))
+    assert raw is not None
+    return known_to(raw)
+
+
+@pytest.mark.spec("B10")
+@pytest.mark.parametrize("how", ["retention", "delete"])
+def test_a_producer_is_known_after_a_restart_though_all_it_sent_is_gone(world: World, how: str) -> None:
+    engine, shard = world.topic("short", ("retention.bytes", "0"))
+    producers = Producers(world.store)
+    pid, _ = producers.next_id()
+    before = sent(producers, engine, shard, pid, range(7))
+    engine.append_kafka(shard, batch_of(b"somebody else's"))
+    assert row_end(world, shard) == 0, "the row was written before the first batch, and is behind"
+    if how == "retention":
+        engine.retain(1_700_000_000_000)
+    else:
+        assert engine.delete_records_before(shard, 8) == 8
+    assert engine.shard_info(shard).start_offset == 8
+    # As after a kill: what was known in memory is not written.
+    again = Producers(world.store)
+    assert [again.check(engine, shard, read_header(raw)) for raw in before[2:]] == [2, 3, 4, 5, 6]
+    with pytest.raises(Refused):
+        again.check(engine, shard, read_header(batch_of(b"9", producer=(pid, 0, 9))))
+    assert again.check(engine, shard, read_header(batch_of(b"7", producer=(pid, 0, 7)))) is None
+
+
+def test_what_goes_leaves_a_row_alone_that_knows_more(world: World) -> None:
+    engine, shard = world.topic("known")
+    producers = Producers(world.store)
+    pid, _ = producers.next_id()
+    sent(producers, engine, shard, pid, range(3))
+    producers.settle(shard)
+    row = world.store.get(Family.PRODUCERS, keys.producers_key(shard))
+    assert engine.delete_records_before(shard, 2) == 2
+    assert world.store.get(Family.PRODUCERS, keys.producers_key(shard)) == row
+
+
+@pytest.mark.promise("P1")
+def test_a_row_that_is_ahead_of_its_log_keeps_what_the_log_has(world: World) -> None:
+    engine, shard = world.topic("ahead")
+    producers = Producers(world.store)
+    pid, _ = producers.next_id()
+    other, _ = producers.next_id()
+    gone, _ = producers.next_id()
+    batches = sent(producers, engine, shard, pid, range(6))
+    end = engine.shard_info(shard).next_offset
+    ahead = Known({pid: Producer(0), other: Producer(0), gone: Producer(0)})
+    # Two batches more than the log has pushed out older ones; of another nothing but lost ones is known.
+    ahead[pid].batches.extend([(3, 3, 3), (4, 4, 4), (5, 5, 5), (6, 6, 6), (7, 7, 7)])
+    ahead[other].batches.extend([(0, 0, 8)])
+    ahead[gone].batches.extend([(8, 8, end - 1), (9, 9, end)])
+    batch = Batch()
+    batch.put(Family.PRODUCERS, keys.producers_key(shard), encode_row(9, ahead))
+    world.store.write(batch)
+    take_back(world.store, shard, end)
+    raw = world.store.get(Family.PRODUCERS, keys.producers_key(shard))
+    assert raw is not None
+    known = recover(engine, shard, raw)
+    assert {number: list(each.batches) for number, each in known.items()} == {
+        pid: [(at, at, at) for at in range(1, 6)],
+        gone: [(8, 8, end - 1)],
+    }
+    again = Producers(world.store)
+    assert again.check(engine, shard, read_header(batches[1])) == 1
+    assert again.check(engine, shard, read_header(batch_of(b"6", producer=(pid, 0, 6)))) is None
+    take_back(world.store, shard, end)
+    assert again.check(engine, shard, read_header(batch_of(b"6", producer=(pid, 0, 6)))) is None
+
+
+def test_sequences_go_round_at_their_largest(world: World) -> None:
+    engine, shard = world.topic("round")
+    producers = Producers(world.store)
+    last = read_header(batch_of(b"a", b"b", producer=(5, 0, 0x7FFFFFFE)))
+    assert producers.check(engine, shard, last) is None
+    producers.appended(shard, last, 0)
+    assert producers.check(engine, shard, read_header(batch_of(b"c", producer=(5, 0, 0)))) is None
+
+
+def test_rows_of_producers_come_back() -> None:
+    producer = Producer(3)
+    producer.batches.extend([(0, 4, 100), (5, 5, 105)])
+    next_offset, known = decode_row(encode_row(106, Known({7: producer, 9: Producer(0)})))
+    assert next_offset == 106
+    assert [(number, each.epoch, list(each.batches)) for number, each in known.items()] == [
+        (7, 3, [(0, 4, 100), (5, 5, 105)]),
+        (9, 0, []),
+    ]
+
+
+def test_a_row_of_producers_that_is_cut_off_is_told() -> None:
+    producer = Producer(3)
+    producer.batches.append((0, 4, 100))
+    raw = encode_row(106, Known({7: producer}))
+    for size in range(len(raw)):
+        with pytest.raises(CorruptionError, match="row of producers"):
+            decode_row(raw[:size])
+
+
+def test_settings_of_topics_by_kafkas_names() -> None:
+    given = [
+        ("retention.ms", "-1"),
+        ("cleanup.policy", "compact,delete"),
+        ("segment.bytes", "1"),
+        ("retention.bytes", "5"),
+    ]
+    config = topic_config(given, 3, Durability.SYNCED)
+    assert (config.partitions, config.retention_ms, config.retention_bytes) == (3, None, 5)
+    assert config.compact
+    assert config.index_keys
+    assert config.of_shard().retention_bytes == 5
+    alone = topic_config([("retention.bytes", "5"), ("cleanup.policy", "compact")], 1, Durability.SYNCED)
+    assert (alone.compact, alone.retention_bytes, alone.of_shard().retention_bytes) == (True, 5, None)
+    assert not topic_config((), 1, Durability.WRITTEN).index_keys
+    for name, value in (("no.such", "1"), ("retention.ms", "soon"), ("message.timestamp.type", "never")):
+        with pytest.raises(InvalidConfigError, match=name):
+            topic_config([(name, value)], 1, Durability.SYNCED)

@@ -1,0 +1,109 @@
+"""A lease that says how many bytes it wants: what fits is handed out, nothing more is read, order and counts stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from tests.unit.queues.conftest import TestStore, payloads
+
+from basaltmq.errors import InvalidArgumentError, StoreStalledError
+from basaltmq.queues.draft import Draft
+from basaltmq.queues.plane import QueuePlane
+from basaltmq.queues.ready import byte_limit as portion
+from basaltmq.store.families import Family
+
+SIZES = (10, 9000, 5000, 20_000, 1, 5000, 5000)
+
+
+def drafts(keys: int = 1) -> list[Draft | bytes]:
+    return [Draft(payload=bytes([at]) * size, fairness_key=f"k{at % keys}") for at, size in enumerate(SIZES)]
+
+
+def taken(plane: QueuePlane, size_bytes_max: int, count: int = 100) -> list[list[int]]:
+    """The first byte of each message, by call, until the queue is empty."""
+    calls: list[list[int]] = []
+    while found := plane.lease("q", count, size_bytes_max=size_bytes_max):
+        calls.append([each.payload[0] for each in found])
+        plane.ack("q", found[0].token)
+    return calls
+
+
+@pytest.mark.promise("P3", "P8")
+def test_a_lease_hands_out_what_fits_and_the_first_in_any_case(plane: QueuePlane, make: Callable[..., str]) -> None:
+    make()
+    plane.enqueue("q", drafts())
+    assert taken(plane, 10_000) == [[0, 1], [2], [3], [4, 5], [6]]
+    plane.enqueue("q", drafts())
+    assert taken(plane, 0) == [[0], [1], [2], [3], [4], [5], [6]]
+    plane.enqueue("q", drafts())
+    assert taken(plane, sum(SIZES)) == [[0, 1, 2, 3, 4, 5, 6]]
+    plane.enqueue("q", drafts())
+    assert taken(plane, 10_000, count=1) == [[0], [1], [2], [3], [4], [5], [6]]
+
+
+@pytest.mark.promise("P8")
+def test_bodies_that_do_not_fit_are_not_read(
+    plane: QueuePlane, store: TestStore, make: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make()
+    plane.enqueue("q", [bytes(50_000)] * 20)
+    read: list[int] = []
+    get_many = store.get_many
+
+    def counted(family: Family, keys: Sequence[bytes]) -> list[bytes | None]:
+        if family is Family.BODIES:
+            read.append(len(keys))
+        return get_many(family, keys)
+
+    monkeypatch.setattr(store, "get_many", counted)
+    assert len(plane.lease("q", 20, size_bytes_max=120_000)) == 2
+    assert sum(read) == 2
+
+
+@pytest.mark.promise("P2", "P3")
+def test_a_lease_that_is_not_written_leaves_every_message_at_its_place(
+    plane: QueuePlane, store: TestStore, make: Callable[..., str]
+) -> None:
+    make()
+    plane.enqueue("q", drafts())
+    store.refuse = 1
+    with pytest.raises(StoreStalledError):
+        plane.lease("q", 100, size_bytes_max=10_000)
+    assert plane.stats("q")["ready"] == len(SIZES)
+    assert [each[0] for each in payloads(plane, "q")] == list(range(len(SIZES)))
+
+
+@pytest.mark.promise("P3")
+def test_what_does_not_fit_stays_in_order_within_its_fairness_key_and_is_not_called_redelivered(
+    plane: QueuePlane, make: Callable[..., str]
+) -> None:
+    make()
+    plane.enqueue("q", drafts(keys=3))
+    order: list[int] = []
+    while found := plane.lease("q", 4, size_bytes_max=9000):
+        assert sum(len(each.payload) for each in found[1:]) <= 9000
+        assert not any(each.redelivered for each in found)
+        order += [each.payload[0] for each in found]
+        plane.ack("q", found[0].token)
+    assert sorted(order) == list(range(len(SIZES)))
+    for key in range(3):
+        assert [at for at in order if at % 3 == key] == [at for at in range(len(SIZES)) if at % 3 == key]
+
+
+@pytest.mark.promise("P8")
+def test_a_lease_that_does_not_say_how_much_is_bounded_too(
+    plane: QueuePlane, make: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(portion, "LEASE_BYTES_MAX", 10_000)
+    make()
+    for most in (None, 1 << 40):
+        plane.enqueue("q", drafts())
+        calls: list[list[int]] = []
+        while found := plane.lease("q", 100, size_bytes_max=most):
+            calls.append([each.payload[0] for each in found])
+            plane.ack("q", found[0].token)
+        assert calls == [[0, 1], [2], [3], [4, 5], [6]]
+    for wrong in (-1, "1", True):
+        with pytest.raises(InvalidArgumentError, match="0 bytes or more"):
+            plane.lease("q", size_bytes_max=wrong)  # type: ignore[arg-type]

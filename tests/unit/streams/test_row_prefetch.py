@@ -1,0 +1,90 @@
+"""Rows of shards read ahead: the same as the store says, whatever is written meanwhile."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+from basaltmq.store.keys import queues as keys
+from basaltmq.store.memory import MemoryStore
+from basaltmq.streams.engines.segment.row_prefetch import AHEAD_MAX, IN_ORDER_MIN, RowsAhead
+
+COUNT = 400
+
+
+class Counting(MemoryStore):
+    """Counts what it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.single = 0
+        self.many: list[int] = []
+
+    def get(self, family: Family, key: bytes) -> bytes | None:
+        self.single += 1
+        return super().get(family, key)
+
+    def get_many(self, family: Family, keys: Sequence[bytes]) -> list[bytes | None]:
+        self.many.append(len(keys))
+        return super().get_many(family, keys)
+
+
+def put(store: MemoryStore, shard: int, row: bytes) -> None:
+    batch = Batch()
+    batch.put(Family.SHARDS, keys.shard_key(shard), row)
+    store.write(batch)
+
+
+def filled() -> Counting:
+    store = Counting()
+    for shard in range(COUNT):
+        put(store, shard, b"row %d" % shard)
+    return store
+
+
+def test_shards_touched_in_order_are_read_many_at_a_time() -> None:
+    store = filled()
+    rows = RowsAhead(store)
+    assert [rows.get(shard) for shard in range(COUNT)] == [b"row %d" % shard for shard in range(COUNT)]
+    assert store.single < 2 * IN_ORDER_MIN
+    assert max(store.many) == AHEAD_MAX
+    assert rows.get(COUNT) is None
+
+
+def test_shards_touched_in_any_order_are_read_one_by_one() -> None:
+    store = filled()
+    rows = RowsAhead(store)
+    for shard in range(0, COUNT, 2):
+        assert rows.get(shard) == b"row %d" % shard
+    assert not store.many
+
+
+@pytest.mark.promise("P3")
+@pytest.mark.parametrize("pause", [1, 7, 100])
+def test_a_row_is_what_the_store_says_whatever_was_written_since_it_was_read(pause: int) -> None:
+    rng = random.Random(pause)
+    store = filled()
+    rows = RowsAhead(store)
+    shard = 0
+    for step in range(4000):
+        assert rows.get(shard) == MemoryStore.get(store, Family.SHARDS, keys.shard_key(shard))
+        shard = shard + 1 if rng.randrange(50) else rng.randrange(COUNT)
+        if step % pause == 0:
+            number = shard + rng.randrange(3)
+            batch = Batch()
+            batch.delete(Family.SHARDS, keys.shard_key(number + 1))
+            batch.put(Family.SHARDS, keys.shard_key(number), b"changed in step %d" % step)
+            store.write(batch)
+
+
+def test_where_others_write_all_the_time_little_is_read_in_vain() -> None:
+    store = filled()
+    rows = RowsAhead(store)
+    for shard in range(COUNT):
+        rows.get(shard)
+        put(store, COUNT + 1, b"another %d" % shard)
+    assert sum(store.many) < 2 * COUNT
